@@ -1,0 +1,53 @@
+# Every target sets up what it needs. Variables:
+#   PYTHON=python3.12   interpreter for .venv (default: the newest supported one)
+#   TORCH=cpu|cuda      build of torch (default: cpu, or what .venv has)
+#   ARGS="..."          passed on to the command of demo, test, bench and lock
+PYTHON ?=
+TORCH ?=
+ARGS ?=
+
+# Any interpreter can run scripts/install.py, which then chooses the one for .venv. A name may exist and not run.
+STARTER = $(shell for p in $(PYTHON) python3 python3.13 python3.12 python3.11 python; do \
+	"$$p" -c "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null && echo "$$p" && break; done)
+NO_PYTHON = no Python found: install Python 3.11 or newer (Debian: apt-get install python3 python3-venv) or set PYTHON=...
+START = $(or $(STARTER),$(error $(NO_PYTHON)))
+RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
+
+.PHONY: help install demo test bench lint proto lock clean
+
+help:
+	@echo "make install   set up .venv"
+	@echo "make demo      run the quickstart federation"
+	@echo "make test      lint, type check and tests"
+	@echo "make bench     benchmarks"
+	@echo "make lint      ruff and mypy"
+	@echo "make proto     regenerate the messages of fl_privacy/wire/*.proto"
+	@echo "make lock      resolve pyproject.toml anew into requirements.lock"
+	@echo "make clean     remove .venv and everything generated; keeps runs/"
+
+install:
+	@exec $(START) scripts/install.py --python "$(PYTHON)" --torch "$(TORCH)"
+
+demo: install
+	@$(RUN) fl-privacy up configs/quickstart.yaml --engine local $(ARGS)
+
+test: lint
+	$(RUN) python -m pytest $(ARGS)
+
+bench: install
+	$(RUN) python -m benchmarks $(ARGS)
+
+lint: install
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+
+proto: install
+	$(RUN) python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. fl_privacy/wire/*.proto
+
+lock: install
+	$(RUN) python scripts/lock.py --python "$(PYTHON)" $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

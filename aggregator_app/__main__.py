@@ -1,0 +1,35 @@
+"""`python -m aggregator_app`: one shard aggregator process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError
+from fl_privacy.log import Log
+from fl_privacy.wire import process
+
+from .service import Aggregator
+
+
+def main() -> int:
+    parser = process.arguments("A shard aggregator of a federation")
+    parser.add_argument("--index", type=int, required=True, help="which shard: 0 to aggregators - 1")
+    parser.add_argument("--state", type=Path, required=True, help="folder for this aggregator's shards")
+    options = parser.parse_args()
+    name = f"aggregator-{options.index}"
+    log = Log(name)
+    try:
+        federation = Federation.load(options.config)
+        aggregator = Aggregator(federation, options.state, log, process.recorder(options, federation, name))
+        asyncio.run(process.serve("fl_privacy.wire.Middleware", aggregator, options, log))
+    except FederationError as error:
+        log("error", reason=str(error))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

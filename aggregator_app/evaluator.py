@@ -1,0 +1,86 @@
+"""`python -m aggregator_app.evaluator`: joins the shards of a sharded federation, and tells the server metrics alone."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fl_privacy.config import Federation, ShardsRoute
+from fl_privacy.errors import ConfigError, FederationError, ProtocolError
+from fl_privacy.log import Log
+from fl_privacy.shard import masks
+from fl_privacy.tasks.workload import Workload
+from fl_privacy.wire import client, process, rpc
+from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.identity import Keyring, peer
+
+CALL = 60.0
+
+
+class Evaluator:
+    """Holds the held-out data; makes the initial model from the federation's public seed."""
+
+    def __init__(self, federation: Federation, keys: Keyring, aggregators: list[str], data_dir: Path | None) -> None:
+        if not isinstance(federation.route, ShardsRoute) or federation.route.aggregators != len(aggregators):
+            raise ConfigError(f"aggregators: {len(aggregators)} addresses do not fit route {federation.route}")
+        self._federation = federation
+        self._work = Workload(federation, data_dir)
+        self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in aggregators]
+        self._owners = masks.owners(self._work.layout.size, len(aggregators), federation.seed)
+
+    async def evaluate(self, request: pb.EvaluateRequest, context: Any) -> pb.EvaluateReply:
+        """Metrics of the model after a round; round 0 seeds the aggregators first."""
+        peer(context, self._federation.name, "server")
+        return await asyncio.to_thread(self._evaluate, request)
+
+    def _evaluate(self, request: pb.EvaluateRequest) -> pb.EvaluateReply:
+        if request.round == 0:
+            self._seed(request.run)
+            model = self._work.initial
+        else:
+            model = self._join(request.run, request.round)
+        metrics = self._work.evaluate(model)
+        return pb.EvaluateReply(accuracy=metrics.accuracy, loss=metrics.loss)
+
+    def _seed(self, run: str) -> None:
+        shards = masks.split(self._work.initial, self._owners, len(self._stubs))
+        for stub, shard in zip(self._stubs, shards, strict=True):
+            try:
+                client.seed(stub, run, shard, CALL)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
+                    raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
+
+    def _join(self, run: str, round: int) -> Any:
+        shards = []
+        for stub in self._stubs:
+            header, shard = client.fetch(stub, pb.FetchRequest(run=run, newest=True), CALL)
+            if header.round != round or shard is None:
+                raise ProtocolError("FAILED_PRECONDITION", f"round: an aggregator is at {header.round}, not at {round}")
+            shards.append(shard)
+        return masks.join(shards, self._owners)
+
+
+def main() -> int:
+    parser: argparse.ArgumentParser = process.arguments("The evaluator of a sharded federation")
+    parser.add_argument("--aggregators", nargs="+", required=True, help="host:port of every aggregator, in order")
+    parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
+    options = parser.parse_args()
+    log = Log("evaluator")
+    try:
+        federation = Federation.load(options.config)
+        evaluator = Evaluator(federation, Keyring(options.keys), options.aggregators, options.data_dir)
+        asyncio.run(process.serve("fl_privacy.wire.Evaluator", evaluator, options, log))
+    except FederationError as error:
+        log("error", reason=str(error))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Speed and memory of the numerical core, as ratios to a memcpy of the same data on the same machine in the same run.
+
+CPU time, not wall time; each repeat times the memcpy and the kernel next to each other, and the median ratio counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy import shuffle
+from fl_privacy.combine import mean
+from fl_privacy.shard import masks
+from fl_privacy.shuffle import parameter
+
+ROWS, COLUMNS, AGGREGATORS = 10, 11_237_432, 3
+QUICK_COLUMNS = 2**21
+KEY = bytes(range(32))
+MIB = 2**20
+
+
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    """Every measure with its limit; `quick` uses a smaller model, for a look rather than a verdict."""
+    columns, repeats = (QUICK_COLUMNS, 3) if quick else (COLUMNS, 7)
+    matrix = np.random.default_rng(0).standard_normal((ROWS, columns), dtype=np.float32)
+    copy = np.zeros_like(matrix)
+    return [*_shuffles(matrix, copy, repeats), *_means(matrix, copy, repeats), *_shards(matrix[0], copy[0], repeats)]
+
+
+def _shuffles(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: int) -> list[dict[str, Any]]:
+    def memcpy() -> None:
+        np.copyto(copy, matrix)
+
+    def kernel() -> None:
+        parameter.shuffle(matrix, KEY)
+
+    # Memory first: later runs reuse what earlier ones have freed. A small matrix compiles the kernel.
+    parameter.shuffle(matrix[:, :100].copy(), KEY)
+    extra = _extra_memory(kernel), _extra_memory(lambda: shuffle.reorder(matrix, range(ROWS)[::-1]))
+    naive = _naive_seconds(matrix)
+    return [
+        _row("parameter shuffle, extra memory", extra[0], 16, "MiB"),
+        _row("row order, extra memory", extra[1], 16, "MiB"),
+        _row("parameter shuffle, numba", _ratio(kernel, memcpy, repeats), 8, "x memcpy"),
+        _row(
+            "parameter shuffle, numpy",
+            _ratio(lambda: parameter.shuffle(matrix, KEY, backend="numpy"), memcpy, min(repeats, 3)),
+            25,
+            "x memcpy",
+        ),
+        _row("naive column loop", naive / _median_seconds(kernel, repeats), 100, "x kernel", least=True),
+    ]
+
+
+def _means(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: int) -> list[dict[str, Any]]:
+    def memcpy() -> None:
+        np.copyto(copy, matrix)
+
+    weights = np.linspace(1, 2, ROWS)
+    return [_row("weighted mean", _ratio(lambda: mean.weighted(matrix, weights), memcpy, repeats), 1.5, "x memcpy")]
+
+
+def _shards(vector: NDArray[np.float32], copy: NDArray[np.float32], repeats: int) -> list[dict[str, Any]]:
+    started = time.process_time()
+    owners = masks.owners(vector.size, AGGREGATORS, seed=1)
+    seconds = time.process_time() - started
+
+    def memcpy() -> None:
+        np.copyto(copy, vector)
+
+    # As in a round loop: the memory was touched before, as the memcpy's was.
+    dealt, joined = np.zeros_like(vector), np.zeros_like(vector)
+
+    def both() -> None:
+        masks.join(masks.split(vector, owners, AGGREGATORS, out=dealt), owners, out=joined)
+
+    return [
+        _row("split and join", _ratio(both, memcpy, 3 * repeats), 9, "x memcpy"),
+        _row("masks", seconds, 2, "s CPU"),
+    ]
+
+
+def _row(name: str, value: float, limit: float, unit: str, least: bool = False) -> dict[str, Any]:
+    """One measure; `least` marks a limit that the value must reach instead of stay below."""
+    ok = value >= limit if least else value <= limit
+    return {"name": name, "value": value, "limit": limit, "ok": ok, "unit": unit, "least": least}
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    started = time.process_time()
+    function()
+    return time.process_time() - started
+
+
+def _median_seconds(function: Callable[[], object], repeats: int) -> float:
+    function()  # compile, and touch the memory
+    return statistics.median(_seconds(function) for _ in range(repeats))
+
+
+def _ratio(function: Callable[[], object], base: Callable[[], object], repeats: int) -> float:
+    """The median ratio of CPU times; the base is timed before and after, since a shared machine's speed drifts."""
+    function()
+    base()
+    ratios = []
+    for _ in range(repeats):
+        before, value, after = _seconds(base), _seconds(function), _seconds(base)
+        ratios.append(2 * value / (before + after))
+    return statistics.median(ratios)
+
+
+def _naive_seconds(matrix: NDArray[np.float32], sample: int = 20_000) -> float:
+    """A permutation for every column in a Python loop, on some columns and scaled to all."""
+    rng = np.random.default_rng(0)
+    rows, columns = matrix.shape
+    started = time.process_time()
+    for j in range(sample):
+        matrix[:, j] = matrix[rng.permutation(rows), j]
+    return (time.process_time() - started) * columns / sample
+
+
+def _extra_memory(function: Callable[[], object]) -> float:
+    """The largest growth of the resident set while `function` runs, in MiB, sampled every millisecond."""
+    done, start = threading.Event(), _resident()
+    peak = start
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.001):
+            peak = max(peak, _resident())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    function()
+    done.set()
+    watcher.join()
+    return (peak - start) / MIB
+
+
+def _resident() -> int:
+    import resource
+
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def main() -> int:
+    """Print the table; 1 if a limit is missed."""
+    rows = run(quick="--quick" in sys.argv[1:])
+    for row in rows:
+        sign = ">=" if row["least"] else "<="
+        verdict = "ok" if row["ok"] else "MISSED"
+        print(f"{row['name']:34s} {row['value']:10.2f} {row['unit']:9s} {sign} {row['limit']:<6g} {verdict}")
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The socket between the thin ClientApp and the worker: one framed request, one framed reply.
+
+A frame is a JSON object and optional raw bytes. This module is all that a ClientApp needs, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+HEAD = struct.Struct("!IQ")
+MAX_JSON = 64 * 1024
+MAX_BYTES = 4 * 2**31
+PATIENCE = 60.0  # seconds a peer may take to send what it announced
+
+
+class PipeError(Exception):
+    """The other end spoke nonsense or went away."""
+
+
+def send(connection: socket.socket, fields: dict[str, Any], payload: bytes | memoryview = b"") -> None:
+    text = json.dumps(fields).encode()
+    connection.sendall(HEAD.pack(len(text), len(payload)) + text)
+    if payload:
+        connection.sendall(payload)
+
+
+def receive(connection: socket.socket, most: int = MAX_BYTES) -> tuple[dict[str, Any], bytearray]:
+    """One frame of at most `most` payload bytes; anything else is an error."""
+    text_size, size = HEAD.unpack(_exactly(connection, HEAD.size))
+    if text_size > MAX_JSON or size > most:
+        raise PipeError(f"frame of {text_size} + {size} bytes is too large")
+    try:
+        fields = json.loads(bytes(_exactly(connection, text_size)))
+    except ValueError:
+        raise PipeError("frame is not JSON") from None
+    if not isinstance(fields, dict):
+        raise PipeError("frame is not an object")
+    return fields, _exactly(connection, size)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = connection.recv_into(view)
+        if count == 0:
+            raise PipeError("closed in the middle of a frame")
+        view = view[count:]
+    return data
+
+
+def ask(path: str, fields: dict[str, Any], payload: bytes | memoryview, timeout: float) -> tuple[dict[str, Any], bytearray]:
+    """Send the worker a ticket and wait for its receipt."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout)
+        connection.connect(path)
+        send(connection, fields, payload)
+        return receive(connection)

@@ -1,0 +1,45 @@
+"""The site inside a simulation's actor: the worker's own function, called directly."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+
+from fl_privacy.config import Federation
+from fl_privacy.tasks.workload import Workload
+from fl_privacy.wire.identity import Keyring
+
+from . import worker
+from .site import Site
+
+Reply = tuple[dict[str, Any], bytes | memoryview | bytearray]
+
+
+def answer(context: Context, ticket: dict[str, Any], payload: bytes | memoryview) -> Reply:
+    """Answer a ticket as the site of this partition."""
+    site = _site(str(context.run_config["home"]), int(context.node_config["partition-id"]))
+    return worker.answer(site, ticket, bytearray(payload))
+
+
+@lru_cache(maxsize=1)
+def _workload(home: str) -> Workload:
+    facts = _facts(home)
+    return Workload(Federation.load(facts["config"]), facts["data_dir"] and Path(facts["data_dir"]))
+
+
+@lru_cache(maxsize=1)
+def _facts(home: str) -> Any:
+    return json.loads((Path(home) / "simulation.json").read_text())
+
+
+@lru_cache(maxsize=1024)
+def _site(home: str, partition: int) -> Site:
+    facts, work = _facts(home), _workload(home)
+    name = work.federation.site_names[partition]
+    truth = Path(facts["run_dir"]) / "truth" / name
+    keys = Keyring(Path(home) / "sites" / name)
+    return Site(work.federation, name, keys, facts["middleware"], truth=truth, workload=work)

@@ -1,0 +1,166 @@
+"""The site itself: its data, its keys and its model; trains, protects, uploads. Policy lives here, never in the FAB."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.config import Federation, ServerRoute, ShardsRoute
+from fl_privacy.errors import FederationError, ProtocolError
+from fl_privacy.launch.pki import load_key
+from fl_privacy.log import Log
+from fl_privacy.shard import masks
+from fl_privacy.tasks.train import device as find_device
+from fl_privacy.tasks.workload import Workload
+from fl_privacy.transcript import ViewWriter
+from fl_privacy.wire import client, rpc
+from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.identity import Keyring
+
+from .ticket import Ticket
+
+POLL = 20.0  # seconds a fetch waits at the middleware before it asks again
+CALL = 60.0  # seconds a call may take beyond the waiting
+
+Array = NDArray[np.float32]
+
+
+class Site:
+    """One site of a federation, alive for as long as its process."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        name: str,
+        keys: Keyring,
+        middleware: list[str],
+        data_dir: Path | None = None,
+        truth: Path | None = None,
+        workload: Workload | None = None,
+    ) -> None:
+        self.federation = federation
+        self.config = federation.site(name)
+        self.log = Log(name)
+        find_device(self.config.device)
+        self._work = workload or Workload(federation, self.config.data or data_dir)
+        self._data = self._work.site_data(name)
+        self._keys = keys
+        self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in middleware]
+        self._owners: NDArray[np.integer] | None = None
+        self._truth = truth if federation.audit else None
+        self._writer: ViewWriter | None = None
+        self._sent: tuple[str, Array] = ("", np.empty(0, np.float32))
+        self.log("ready", records=len(self._data), parameters=self._work.layout.size)
+
+    @property
+    def parameters(self) -> int:
+        return self._work.layout.size
+
+    def check(self, ticket: Ticket) -> None:
+        """Only tickets of this very federation are honoured."""
+        if ticket.federation != self.federation.digest:
+            raise ProtocolError("FAILED_PRECONDITION", "ticket: of another federation config than this site's")
+        if ticket.last < ticket.first or ticket.last > self.federation.rounds:
+            raise ProtocolError("INVALID_ARGUMENT", f"ticket: rounds {ticket.first} to {ticket.last} are not in the run")
+
+    def answer(self, ticket: Ticket, model: Array) -> Array:
+        """Route `server`: the model came with the ticket, and the update goes back the same way."""
+        self.check(ticket)
+        if not isinstance(self.federation.route, ServerRoute):
+            raise ProtocolError("PERMISSION_DENIED", "ticket: this federation's updates do not go to the server")
+        if model.shape != self._work.initial.shape or not np.isfinite(model).all():
+            raise ProtocolError("INVALID_ARGUMENT", "model: not of this federation's layout, or not finite")
+        return self._update(ticket.run, ticket.first, "", model)
+
+    def take_part(self, ticket: Ticket) -> int:
+        """Fetch every round of the ticket as it opens, train, upload; returns how many were done."""
+        self.check(ticket)
+        if isinstance(self.federation.route, ServerRoute):
+            raise ProtocolError("INVALID_ARGUMENT", "ticket: came without a model")
+        done, seen = 0, pb.RoundHeader(round=ticket.first - 1)
+        until = time.monotonic() + self.federation.deadline
+        while time.monotonic() < until and (header := self._next(ticket.run, seen, until)) is not None:
+            if header[0].round > ticket.last:
+                break
+            seen = header[0]
+            self._one_round(seen, header[1])
+            done += 1
+            until = time.monotonic() + self.federation.deadline
+            if seen.round == ticket.last:
+                break
+        return done
+
+    def _next(self, run: str, seen: pb.RoundHeader, until: float) -> tuple[pb.RoundHeader, Array] | None:
+        """The next round that all of the middleware agrees on, and its model; None when the run is over."""
+        while time.monotonic() < until:
+            wait = min(POLL, until - time.monotonic())
+            request = pb.FetchRequest(run=run, after_round=seen.round, after_attempt=seen.attempt, wait=wait)
+            answers = [
+                client.patiently(
+                    lambda stub=stub: client.fetch(stub, request, wait + CALL), until, grpc.StatusCode.NOT_FOUND
+                )
+                for stub in self._stubs
+            ]
+            if any(header.finished for header, _ in answers):
+                return None
+            if all(header.round for header, _ in answers) and len({h.attempt for h, _ in answers}) == 1:
+                return answers[0][0], self._join([model for _, model in answers])
+        return None
+
+    def _one_round(self, header: pb.RoundHeader, model: Array) -> None:
+        layout = self._work.layout
+        if header.layout != layout.digest or model.size != layout.size:
+            raise ProtocolError("INVALID_ARGUMENT", "layout: the round is of another model than this site's task")
+        if tuple(header.layers) != tuple(part.stop for part in layout.layers) and len(self._stubs) == 1:
+            raise ProtocolError("INVALID_ARGUMENT", "layers: not those of this site's model")
+        until = time.monotonic() + header.deadline
+        update = self._update(header.run, header.round, header.attempt, model)
+        for stub, part in zip(self._stubs, self._split(update), strict=True):
+            client.patiently(
+                lambda stub=stub, part=part: client.submit(
+                    stub, header, part, max(1.0, until - time.monotonic()), floor=self.federation.floor
+                ),
+                until,
+            )
+
+    def _update(self, run: str, round: int, attempt: str, model: Array) -> Array:
+        """The update of an attempt: made once, so that a resend is the same bytes."""
+        if attempt and self._sent[0] == attempt:
+            return self._sent[1]
+        update = self._work.update(model, self._data, self.config.name, round, self.config.device)
+        if not np.isfinite(update).all():
+            raise FederationError("training: the update is not finite; lower task.train.lr")
+        if self._truth is not None:
+            self._record(run, round, attempt, update)
+        self._sent = (attempt, update)
+        return update
+
+    def _record(self, run: str, round: int, attempt: str, update: Array) -> None:
+        if self._writer is None:
+            assert self._truth is not None
+            key, certificate = load_key(self._keys.key_file), self._keys.certificate_file.read_bytes()
+            self._writer = ViewWriter(self._truth, self.config.name, run, key, certificate)
+        self._writer.record(round, attempt or "server", {"update": update})
+
+    def _split(self, update: Array) -> list[Array]:
+        if not isinstance(self.federation.route, ShardsRoute):
+            return [update]
+        return masks.split(update, self._shard_owners(), self.federation.route.aggregators)
+
+    def _join(self, models: list[Array | None]) -> Array:
+        whole = [model for model in models if model is not None]
+        if len(whole) != len(models):
+            raise ProtocolError("DATA_LOSS", "model: the middleware sent none")
+        return masks.join(whole, self._shard_owners()) if isinstance(self.federation.route, ShardsRoute) else whole[0]
+
+    def _shard_owners(self) -> NDArray[np.integer]:
+        if self._owners is None:
+            assert isinstance(self.federation.route, ShardsRoute)
+            self._owners = masks.owners(
+                self._work.layout.size, self.federation.route.aggregators, self.federation.seed
+            )
+        return self._owners

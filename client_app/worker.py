@@ -1,0 +1,113 @@
+"""`python -m client_app.worker`: the long-lived process of one site, behind a Unix socket that only its own ClientApp reaches."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from pydantic import ValidationError
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError, ProtocolError
+from fl_privacy.log import Log
+from fl_privacy.wire.identity import Keyring
+from fl_privacy.wire.stream import data_bytes
+
+from . import pipe
+from .site import Site
+from .ticket import Ticket
+
+REFUSALS = ("FAILED_PRECONDITION", "INVALID_ARGUMENT", "PERMISSION_DENIED")
+
+
+def main() -> int:
+    options = _arguments().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        federation = Federation.load(options.config)
+        site = Site(
+            federation, options.site, Keyring(options.keys), options.middleware, options.data_dir, options.truth
+        )
+        listener = listen(options.socket)
+        site.log("listening", address=str(options.socket))
+        serve(listener, site)
+    except FederationError as error:
+        Log(options.site)("error", reason=str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def listen(path: Path) -> socket.socket:
+    """The socket is the worker's own: owner and group may connect, nobody else."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o117)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(8)
+    return listener
+
+
+def serve(listener: socket.socket, site: Site) -> None:
+    """One ticket at a time: a site has one model in memory."""
+    most = 4 * site.parameters
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(pipe.PATIENCE)
+            try:
+                fields, payload = pipe.receive(connection, most)
+                connection.settimeout(None)
+                pipe.send(connection, *answer(site, fields, payload))
+            except (OSError, pipe.PipeError) as error:
+                site.log("pipe", reason=str(error))
+
+
+def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> tuple[dict[str, Any], bytes | memoryview]:
+    """Do what the ticket asks; the reply says done, refused or failed, and why only to the site's own log."""
+    try:
+        ticket = Ticket.model_validate(fields)
+        if payload:
+            update = site.answer(ticket, np.frombuffer(payload, "<f4").astype(np.float32))
+            return {"status": "done"}, data_bytes(update)
+        rounds = site.take_part(ticket)
+        site.log("done", run=ticket.run, first=ticket.first, last=ticket.last, rounds=rounds)
+        return {"status": "done" if rounds else "failed"}, b""
+    except ValidationError as error:
+        site.log("refused", reason=f"ticket: {error.error_count()} fields are wrong")
+        return {"status": "refused"}, b""
+    except ProtocolError as error:
+        site.log("refused", code=error.code, reason=str(error))
+        return {"status": "refused" if error.code in REFUSALS else "failed"}, b""
+    except FederationError as error:
+        site.log("failed", reason=str(error))
+    except grpc.RpcError as error:
+        site.log("failed", code=error.code().name, reason=error.details())
+    return {"status": "failed"}, b""
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="The worker of one site")
+    parser.add_argument("--config", type=Path, required=True, help="the federation's YAML, this site's own copy")
+    parser.add_argument("--site", required=True, help="this site's name in it")
+    parser.add_argument("--keys", type=Path, required=True, help="folder with key.pem, cert.pem and ca.pem")
+    parser.add_argument("--middleware", nargs="*", default=[], help="host:port of the shuffler, or of each aggregator")
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket for the ClientApp")
+    parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
+    parser.add_argument("--truth", type=Path, help="where to record true updates, with `audit: true`")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

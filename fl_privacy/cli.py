@@ -1,0 +1,197 @@
+"""`fl-privacy`: run federations, check them before, read their transcripts after."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError
+
+app = typer.Typer(
+    help="Private federated learning, and the proof that it is private.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+transcript_app = typer.Typer(help="Read and verify what a run recorded.", no_args_is_help=True)
+app.add_typer(transcript_app, name="transcript")
+
+out = Console()
+err = Console(stderr=True)
+
+Config = Annotated[Path, typer.Argument(help="The federation's YAML.", show_default=False)]
+RunPath = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="FL_PRIVACY_DATA", help="Data folder, for tasks that need one.")
+]
+
+
+class Engine(StrEnum):
+    local = "local"
+    simulation = "simulation"
+
+
+@app.command()
+def up(
+    config: Config,
+    engine: Annotated[Engine, typer.Option(help="Where the sites run.")] = Engine.local,
+    runs_dir: RunsDir = Path("runs"),
+    data_dir: DataDir = None,
+    resume: Annotated[str | None, typer.Option(help="Name of an interrupted run to go on with.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a federation: live progress, then where the run is."""
+    from fl_privacy.launch.engine import up as start
+    from fl_privacy.launch.view import View
+
+    federation = Federation.load(config)
+    # A terminated run cleans up like an interrupted one.
+    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    with View(federation.rounds, federation.cohort, err if as_json else out) as view:
+        result = start(federation, str(engine), runs_dir, data_dir, resume, view)
+    if as_json:
+        print(result.to_json(), flush=True)
+    elif result.status == "completed":
+        _print_result(result)
+    if result.status != "completed":
+        raise FederationError(f"run {result.run} failed: {result.reason} (logs: {result.path}/logs)")
+
+
+def _interrupt() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _print_result(result: Any) -> None:
+    path = os.path.relpath(result.path)
+    out.print(f"\nfinal accuracy {result.accuracy:.4f} after {result.rounds} rounds in {result.seconds:.1f} s", highlight=False)
+    out.print(f"the run is in  {path}", highlight=False, soft_wrap=True)
+    out.print(f"try next       fl-privacy transcript verify {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def plan(config: Config, as_json: Json = False) -> None:
+    """What a round will cost each party: messages, parameters, bytes."""
+    from fl_privacy.tasks.workload import layout_of
+    from fl_privacy.theory.cost import per_round
+
+    federation = Federation.load(config)
+    parameters = layout_of(federation).size
+    costs = per_round(federation, parameters)
+    if as_json:
+        rows = [{**vars(c), "bytes_in": c.bytes_in, "bytes_out": c.bytes_out} for c in costs]
+        print(json.dumps({"parameters": parameters, "rounds": federation.rounds, "per_round": rows}))
+        return
+    table = Table(title=f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; one round, each party")
+    for column in ("party", "how many", "messages", "parameters in", "parameters out", "MB in", "MB out"):
+        table.add_column(column, justify="left" if column == "party" else "right")
+    for c in costs:
+        sizes = f"{c.parameters_in:,}", f"{c.parameters_out:,}", f"{c.bytes_in / 1e6:,.3f}", f"{c.bytes_out / 1e6:,.3f}"
+        table.add_row(c.party, str(c.count), f"{c.messages:g}", *sizes)
+    out.print(table)
+
+
+@app.command()
+def preflight(
+    config: Config,
+    runs_dir: RunsDir = Path("runs"),
+    data_dir: DataDir = None,
+    listen: Annotated[list[str] | None, typer.Option(help="host:port that a role here will listen on.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="Folder with key.pem, cert.pem and ca.pem.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="host:port of a role to reach with --keys.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check ports, certificates, disk, data and device, with a fix for each failure."""
+    from fl_privacy.launch import preflight as checks
+
+    if peer and keys is None:
+        raise FederationError("peer: needs --keys, the folder whose certificate it is to be reached with")
+    found = checks.run(Federation.load(config), runs_dir, data_dir, listen or [], keys, peer or [])
+    if as_json:
+        print(json.dumps({"ok": all(c.ok for c in found), "checks": [vars(c) for c in found]}))
+    else:
+        for check in found:
+            mark = "[green]ok  [/]" if check.ok else "[red]FAIL[/]"
+            out.print(f"{mark} {check.name:<12} {check.detail}" + (f"\n     fix: {check.fix}" if check.fix else ""), highlight=False)
+    if not all(check.ok for check in found):
+        raise typer.Exit(2)
+
+
+@transcript_app.command()
+def verify(
+    run: RunPath,
+    ca: Annotated[Path | None, typer.Option(help="The authority's certificate; default: pki/ca.pem beside the run.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check every digest, chain and signature of a run."""
+    from fl_privacy.transcript import verify as check
+
+    anchor = ca or run.resolve().parent / "pki" / "ca.pem"
+    if not anchor.exists():
+        raise FederationError(f"ca: {anchor} is not there; give the authority's certificate with --ca")
+    report = check(run, anchor.read_bytes())
+    if as_json:
+        print(json.dumps(report.to_dict()))
+    else:
+        for finding in report.findings:
+            out.print(str(finding), highlight=False, soft_wrap=True, markup=False)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@transcript_app.command()
+def show(run: RunPath, as_json: Json = False) -> None:
+    """What a run recorded: status, metrics, and what each observer saw."""
+    from fl_privacy.transcript import open_run
+
+    opened = open_run(run)
+    views = {}
+    for name in opened.observers:
+        view = opened.view(name)
+        arrays = view.round(view.rounds[-1]).arrays if view.rounds else {}
+        views[name] = {"rounds": len(view.rounds), "arrays": {k: list(a.shape) for k, a in arrays.items()}}
+    manifest = opened.manifest
+    if as_json:
+        print(json.dumps({"run": manifest["run"], "status": manifest["status"], "views": views, "metrics": opened.metrics}))
+        return
+    out.print(f"{manifest['run']}: {manifest['status']}, made {manifest['created']}", highlight=False)
+    for row in opened.metrics:
+        out.print(f"  round {row['round']:>3}  accuracy {row['accuracy']:.4f}  loss {row['loss']:.4f}", highlight=False)
+    for name, seen in views.items():
+        shapes = ", ".join(f"{k} {tuple(shape)}" for k, shape in seen["arrays"].items()) or "no array"
+        out.print(f"  {name} saw {seen['rounds']} rounds: {shapes} each", highlight=False)
+
+
+def main() -> None:
+    """Exit codes: 0 done, 1 a transcript does not verify, 2 something to mend, 130 interrupted."""
+    sys.exit(_guarded(lambda: app(standalone_mode=False)))
+
+
+def _guarded(command: Callable[[], Any]) -> int:
+    import click
+
+    try:
+        code = command()
+        return code if isinstance(code, int) else 0
+    except (FederationError, click.ClickException) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        print("error: " + " ".join(text.split()), file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted; everything that was started has been stopped", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,65 @@
+"""Weighted means of updates: a fast one, and one whose bits do not depend on the order of the rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy import kernels
+from fl_privacy.errors import FederationError
+from fl_privacy.vector import Vector
+
+MAX_ROWS = 2**20
+
+
+def weighted(
+    matrix: NDArray[np.float32],
+    weights: Sequence[float] | NDArray[np.floating] | None = None,
+    exact: bool = False,
+    *,
+    backend: str | None = None,
+) -> Vector:
+    """The mean of the rows, weights normalised to sum 1 (equal if none are given).
+
+    Fast: summed in float64 in the order of the rows.
+
+    Exact: the same bits for every order of the (row, weight) pairs, and on a shard as on the whole vector. Each
+    product w x is rounded to a multiple of 2^-s, with s of the column the largest for which n such integers cannot
+    overflow 63 bits. With M the column's largest |w x| and n < 2^b rows, the multiples are of at most M 2^(b - 61), so
+    the sum is wrong by at most n M 2^(b - 62) <= n^2 M 2^-61 beside the rounding of the products (n M 2^-53) and of the
+    result to float32: no more than the fast sum's own error, up to 2^8 rows, and below float32's up to 2^18.
+    """
+    _check_matrix(matrix)
+    shares = normalised(weights, matrix.shape[0])
+    kernel = kernels.pick("mean", backend)
+    out = np.empty(matrix.shape[1], np.float32)
+    if not kernel.fast(matrix, shares, out):
+        raise FederationError(
+            "matrix: not finite; refuse updates with NaN or infinite entries before they are combined"
+        )
+    if exact:
+        kernel.exact(matrix, shares, 62 - matrix.shape[0].bit_length(), out)
+    return out
+
+
+def normalised(weights: Sequence[float] | NDArray[np.floating] | None, rows: int) -> NDArray[np.float64]:
+    """Weights that sum to 1; their sum is exactly rounded, so it does not depend on their order."""
+    given = np.ones(rows) if weights is None else np.asarray(weights, dtype=np.float64)
+    if given.shape != (rows,):
+        raise FederationError(f"weights: {given.size} given for {rows} rows; pass one a row")
+    if not np.isfinite(given).all() or np.any(given < 0) or not np.any(given > 0):
+        raise FederationError("weights: must be finite and not negative, with one at least positive")
+    # Scaled to at most 1 first: a sum of large weights may overflow.
+    scaled = given / given.max()
+    shares: NDArray[np.float64] = scaled / math.fsum(scaled)
+    return shares
+
+
+def _check_matrix(matrix: NDArray[np.float32]) -> None:
+    if matrix.ndim != 2 or matrix.dtype != np.float32 or not matrix.flags.c_contiguous:
+        raise FederationError(f"matrix: {matrix.dtype} of shape {matrix.shape} is not a contiguous float32 matrix")
+    if not 1 <= matrix.shape[0] <= MAX_ROWS:
+        raise FederationError(f"matrix: {matrix.shape[0]} rows, between 1 and {MAX_ROWS} needed")

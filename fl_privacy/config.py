@@ -1,0 +1,327 @@
+"""The federation as YAML: the only source of truth for every process and engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fl_privacy.errors import ConfigError
+
+NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+MAX_SITES = 10_000
+
+
+class Model(BaseModel):
+    """Strict by default: an unknown key is a typo, and a config does not change once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Site(Model):
+    """One participant: its data never leave it."""
+
+    name: str = Field(pattern=NAME)
+    epsilon: float | None = Field(None, gt=0, description="privacy budget per round; none without `privatise`")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda or cuda:N")
+    data: Path | None = Field(None, description="this site's data folder; default: the run's --data-dir")
+
+
+class Partition(Model):
+    """How a pooled data set is dealt to the sites."""
+
+    kind: Literal["iid", "dirichlet", "by-site"] = "iid"
+    alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
+
+
+class Training(Model):
+    """Local training of one round."""
+
+    epochs: int = Field(5, ge=1, le=1000)
+    batch_size: int = Field(16, ge=1, le=65536)
+    lr: float = Field(0.1, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class Task(Model):
+    """What is learned."""
+
+    dataset: Literal["digits", "mnist", "cifar10", "heart-disease"] = "digits"
+    model: Literal["mlp", "lenet5", "cnn"] = "mlp"
+    hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] | None = Field(
+        None, max_length=8, description="hidden widths of the mlp; default: the model's own"
+    )
+    partition: Partition = Partition()
+    train: Training = Training()
+
+
+class NoPrivatise(Model):
+    """Updates leave the site as trained."""
+
+    kind: Literal["none"] = "none"
+
+
+class NoPermute(Model):
+    """The model keeps its own coordinates."""
+
+    kind: Literal["none"] = "none"
+
+
+class NoCompress(Model):
+    """Every coordinate of the update is sent."""
+
+    kind: Literal["none"] = "none"
+
+
+class NoEncode(Model):
+    """Updates travel as float32."""
+
+    kind: Literal["none"] = "none"
+
+
+class ServerRoute(Model):
+    """The baseline: updates go through Flower, and the server sees who sent what."""
+
+    kind: Literal["server"] = "server"
+
+
+class ShufflerRoute(Model):
+    """Updates go to the shuffler, which hands the server a mixture."""
+
+    kind: Literal["shuffler"] = "shuffler"
+    level: Literal["model", "layer", "parameter"] = "parameter"
+    n_min: int = Field(3, ge=2, description="fewest updates that may be released together")
+
+
+class ShardsRoute(Model):
+    """Updates are cut into shards over several aggregators; the server sees none."""
+
+    kind: Literal["shards"] = "shards"
+    aggregators: int = Field(3, ge=2, le=255)
+    n_min: int = Field(2, ge=2, description="fewest updates that may be averaged together")
+
+
+class FedAvg(Model):
+    """model + lr * mean update."""
+
+    kind: Literal["fedavg"] = "fedavg"
+    lr: float = Field(1.0, gt=0)
+
+
+class FedProx(Model):
+    """FedAvg whose sites add mu/2 |w - w_global|^2 to their loss."""
+
+    kind: Literal["fedprox"] = "fedprox"
+    lr: float = Field(1.0, gt=0)
+    mu: float = Field(0.1, gt=0)
+
+
+class FedAdam(Model):
+    """Adam on the mean update (Reddi et al. 2021, Algorithm 2)."""
+
+    kind: Literal["fedadam"] = "fedadam"
+    lr: float = Field(0.1, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.99, ge=0, lt=1)
+    tau: float = Field(1e-3, gt=0)
+
+
+class FedYogi(Model):
+    """Yogi on the mean update (Reddi et al. 2021, Algorithm 2)."""
+
+    kind: Literal["fedyogi"] = "fedyogi"
+    lr: float = Field(0.01, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.99, ge=0, lt=1)
+    tau: float = Field(1e-3, gt=0)
+
+
+Route = Annotated[ServerRoute | ShufflerRoute | ShardsRoute, Field(discriminator="kind")]
+Combine = Annotated[FedAvg | FedProx | FedAdam | FedYogi, Field(discriminator="kind")]
+
+
+class Federation(Model):
+    """A federation: who takes part, what is learned, and a choice at each arrow of an update's way."""
+
+    name: str = Field("federation", pattern=NAME)
+    sites: tuple[Site, ...] = Field(description="a count, or a list of sites")
+    task: Task = Task()
+    rounds: int = Field(5, ge=1, le=100_000)
+    cohort: int = Field(0, ge=0, validate_default=True, description="sites a round; default (0): all")
+    quorum: int = Field(0, ge=0, validate_default=True, description="fewest answers that make a round; default (0): cohort")
+    deadline: float = Field(120.0, gt=0, le=86_400, description="seconds a round may take")
+    rounds_per_message: int = Field(1, ge=1, le=10_000, description="rounds that one Flower message starts")
+    attempts: int = Field(3, ge=1, le=100, description="tries at a round before the run fails")
+    seed: int = Field(0, ge=0, lt=2**63, description="partition, initial model, cohorts, local training, shard masks")
+    reproducible: bool = Field(False, description="seeded keys and noise: the run is repeatable and NOT private")
+    audit: bool = Field(False, description="middleware and sites record their own views too, for attacks to be scored")
+    privatise: NoPrivatise = NoPrivatise()
+    permute: NoPermute = NoPermute()
+    compress: NoCompress = NoCompress()
+    encode: NoEncode = NoEncode()
+    route: Route = ShufflerRoute()
+    combine: Combine = FedAvg()
+
+    @field_validator("sites", mode="before")
+    @classmethod
+    def _sites_from_count(cls, value: Any) -> Any:
+        """`sites: 5` means site-0 to site-4."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            return value
+        if not 1 <= value <= MAX_SITES:
+            raise ValueError(f"{value} is not a count from 1 to {MAX_SITES}")
+        return [{"name": f"site-{i}"} for i in range(value)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_from_sites(cls, values: Any) -> Any:
+        """Cohort and quorum default to all sites and to the whole cohort."""
+        if not isinstance(values, dict) or "sites" not in values:
+            return values
+        sites = values["sites"]
+        count = sites if isinstance(sites, int) else len(sites) if isinstance(sites, list | tuple) else 0
+        filled = dict(values)
+        filled["cohort"] = filled.get("cohort") or count
+        filled["quorum"] = filled.get("quorum") or filled["cohort"]
+        return filled
+
+    @model_validator(mode="after")
+    def _check(self) -> Federation:
+        for rule in RULES:
+            problem = rule(self)
+            if problem:
+                raise ValueError(problem)
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> Federation:
+        """Read and validate a YAML file; every problem is one line with field, value, reason and fix."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"config {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: str, source: str = "config") -> Federation:
+        """Validate YAML text."""
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            reason = re.sub(r"\s+", " ", str(error))
+            raise ConfigError(f"{source}: not YAML: {reason}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"{source}: expected keys and values, got {type(values).__name__}; see docs/config.md")
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(f"{source}: " + "; ".join(_line(e) for e in error.errors())) from None
+
+    def to_yaml(self) -> str:
+        """The whole federation, defaults filled in: what every process of a run reads."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what all parties must agree on; where a site keeps its data and on which device is its own affair."""
+        values = self.model_dump(mode="json")
+        values["sites"] = [{"name": site.name, "epsilon": site.epsilon} for site in self.sites]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    def site(self, name: str) -> Site:
+        for site in self.sites:
+            if site.name == name:
+                return site
+        raise ConfigError(f"site {name!r} is not in federation {self.name!r}; it has {', '.join(self.site_names[:10])}")
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        return tuple(site.name for site in self.sites)
+
+    @property
+    def floor(self) -> int:
+        """Fewest updates that may be released together on this route."""
+        return 1 if isinstance(self.route, ServerRoute) else self.route.n_min
+
+
+def _names_differ(f: Federation) -> str | None:
+    twice = sorted({n for n in f.site_names if f.site_names.count(n) > 1}) if len(set(f.site_names)) < len(f.sites) else []
+    return f"sites: {twice[0]!r} is there twice; give every site its own name" if twice else None
+
+
+def _cohort_fits(f: Federation) -> str | None:
+    if f.cohort > len(f.sites):
+        return f"cohort: {f.cohort} is more than the {len(f.sites)} sites; use at most {len(f.sites)}"
+    return None
+
+
+def _quorum_fits(f: Federation) -> str | None:
+    return f"quorum: {f.quorum} is more than the cohort of {f.cohort}; lower it" if f.quorum > f.cohort else None
+
+
+def _floor_fits(f: Federation) -> str | None:
+    if f.floor > f.cohort:
+        return f"route.n_min: {f.floor} is more than the cohort of {f.cohort}, so nothing could be released; lower it"
+    if f.floor > f.quorum:
+        return f"quorum: {f.quorum} is below route.n_min {f.floor}, so such a round would be thrown away; raise it"
+    return None
+
+
+def _messages_fit(f: Federation) -> str | None:
+    if f.rounds_per_message > 1 and isinstance(f.route, ServerRoute):
+        return (
+            f"rounds_per_message: {f.rounds_per_message} needs a middleware to fetch models from, and route.kind is "
+            "server; use 1, or another route"
+        )
+    return None
+
+
+def _model_fits(f: Federation) -> str | None:
+    from fl_privacy.tasks.catalog import CATALOG, fits
+
+    if not fits(f.task.dataset, f.task.model):
+        return f"task.model: {f.task.model!r} does not fit the {f.task.dataset} data; use mlp"
+    if f.task.hidden is not None and f.task.model != "mlp":
+        return f"task.hidden: only the mlp has hidden widths, and task.model is {f.task.model!r}; remove it"
+    centres = CATALOG[f.task.dataset].sites
+    if f.task.partition.kind == "by-site":
+        if not centres:
+            return f"task.partition.kind: {f.task.dataset} has no sites of its own; use iid or dirichlet"
+        if len(f.sites) != len(centres):
+            return f"sites: {f.task.dataset} by-site has {len(centres)} sites, not {len(f.sites)}; use {len(centres)}"
+    return None
+
+
+RULES = (_names_differ, _cohort_fits, _quorum_fits, _floor_fits, _messages_fit, _model_fits)
+
+
+def _line(error: Any) -> str:
+    """One pydantic error as field, value and reason."""
+    field = ".".join(str(part) for part in error["loc"]) or "federation"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        return f"{field}: unknown key; remove it or check its spelling"
+    if error["type"] == "missing":
+        return f"{field}: missing; add it"
+    if not error["loc"]:
+        return message
+    value = repr(error.get("input"))
+    shown = value if len(value) <= 60 else value[:57] + "..."
+    return f"{field}: {shown} was given: {message[:1].lower()}{message[1:]}"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a federation, with `sites` as people write it."""
+    made = Federation.model_json_schema()
+    made["properties"]["sites"] = {
+        "anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_SITES}, made["properties"]["sites"]],
+        "title": "Sites",
+        "description": "a count, or a list of sites",
+    }
+    return made

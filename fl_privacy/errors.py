@@ -1,0 +1,29 @@
+"""One exception hierarchy: every message names the field, the value and the fix."""
+
+
+class FederationError(Exception):
+    """Anything a user can mend. The CLI prints it as one line and exits with 2."""
+
+
+class ConfigError(FederationError):
+    """The federation's YAML is wrong or asks for a combination that makes no sense."""
+
+
+class DataError(FederationError):
+    """A data set is missing, incomplete or not the file it should be."""
+
+
+class ProtocolError(FederationError):
+    """A message broke a rule of the round; `code` is the name of the gRPC status it is answered with."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class TranscriptError(FederationError):
+    """A run folder is missing something, or was changed after it was signed."""
+
+
+class LaunchError(FederationError):
+    """A federation could not be started or did not finish."""

@@ -1,0 +1,33 @@
+"""Compiled inner loops, each with a numpy twin of the same name that gives the same bits.
+
+`pick("permute")` is the module `permute_numba`, or `permute_numpy` where numba cannot be imported. Neither is imported
+before its first use. The environment variable FL_PRIVACY_KERNELS (numba or numpy) forces one of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import cache
+from types import ModuleType
+
+from fl_privacy.errors import FederationError
+
+BACKENDS = ("numba", "numpy")
+
+
+def pick(name: str, backend: str | None = None) -> ModuleType:
+    """The kernels called `name`, compiled if possible."""
+    chosen = backend or os.environ.get("FL_PRIVACY_KERNELS") or _best()
+    if chosen not in BACKENDS:
+        raise FederationError(f"FL_PRIVACY_KERNELS: {chosen!r} is not a backend; use one of {', '.join(BACKENDS)}")
+    return importlib.import_module(f"fl_privacy.kernels.{name}_{chosen}")
+
+
+@cache
+def _best() -> str:
+    try:
+        importlib.import_module("numba")
+    except ImportError:
+        return "numpy"
+    return "numba"

@@ -1,0 +1,101 @@
+"""Deal a vector out to its owners and gather it again, compiled: one pass, with one cursor an owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.kernels.jit import compiled
+
+Owners = NDArray[np.uint8] | NDArray[np.uint16]
+SPLIT_TILE = 1024
+JOIN_TILE = 2**15  # values, owners and results of a tile stay in the second-level cache
+
+
+@compiled
+def _places(owners: Owners, cursors: NDArray[np.uint64], places: NDArray[np.uint32]) -> None:
+    """Where each coordinate goes: its owner's cursor, moved on by one."""
+    for c in range(owners.size):
+        owner = owners[c]
+        at = cursors[owner]
+        places[c] = np.uint32(at)
+        cursors[owner] = at + np.uint64(1)
+
+
+@compiled
+def _scatter(values: NDArray[np.float32], places: NDArray[np.uint32], out: NDArray[np.float32]) -> None:
+    for c in range(values.size):
+        out[places[c]] = values[c]
+
+
+@compiled
+def _gather(values: NDArray[np.float32], owners: Owners, cursors: NDArray[np.uint64], out: NDArray[np.float32]) -> None:
+    for c in range(owners.size):
+        owner = owners[c]
+        at = cursors[owner]
+        out[c] = values[at]
+        cursors[owner] = at + np.uint64(1)
+
+
+@compiled
+def _count(owners: Owners, counts: NDArray[np.int64]) -> None:
+    """How many coordinates each owner has; four histograms, since a counter just stored is slow to load again."""
+    banks = np.zeros((4, counts.size), np.int64)
+    whole = owners.size - owners.size % 4
+    for c in range(0, whole, 4):
+        for bank in range(4):
+            banks[bank, owners[c + bank]] += 1
+    for c in range(whole, owners.size):
+        banks[0, owners[c]] += 1
+    counts[:] = banks[0] + banks[1] + banks[2] + banks[3]
+
+
+@compiled
+def _split(
+    vector: NDArray[np.float32],
+    owners: Owners,
+    cursors: NDArray[np.uint64],
+    ends: NDArray[np.uint64],
+    out: NDArray[np.float32],
+) -> bool:
+    """Places first, then the values: a store whose place hangs on the cursor just stored would stall the next load."""
+    places = np.empty(SPLIT_TILE, np.uint32)
+    for first in range(0, owners.size, SPLIT_TILE):
+        last = min(first + SPLIT_TILE, owners.size)
+        _places(owners[first:last], cursors, places[: last - first])
+        for owner in range(cursors.size):
+            if cursors[owner] > ends[owner]:
+                return False
+        _scatter(vector[first:last], places[: last - first], out)
+    return True
+
+
+def split(vector: NDArray[np.float32], owners: Owners, sizes: Sequence[int], out: NDArray[np.float32]) -> bool:
+    """Fill `out` shard by shard, each in coordinate order; false if a shard is not of its size."""
+    ends = np.cumsum(sizes).astype(np.uint64)
+    cursors = np.concatenate([np.zeros(1, np.uint64), ends[:-1]])
+    return _split(vector, owners, cursors, ends, out)
+
+
+def join(shards: Sequence[NDArray[np.float32]], owners: Owners, out: NDArray[np.float32]) -> bool:
+    """Put every shard's coordinates back in their places; false if a shard is not of its mask's size."""
+    # Shards are separate arrays: each tile's part of them is first brought together.
+    together = np.empty(JOIN_TILE, np.float32)
+    counts, cursors = np.empty(len(shards), np.int64), np.empty(len(shards), np.uint64)
+    done = [0] * len(shards)
+    for first in range(0, owners.size, JOIN_TILE):
+        tile = owners[first : first + JOIN_TILE]
+        _count(tile, counts)
+        start = 0
+        for owner, count in enumerate(counts.tolist()):
+            part = shards[owner][done[owner] : done[owner] + count]
+            if part.size != count:
+                return False
+            together[start : start + count] = part
+            cursors[owner] = start
+            start += count
+            done[owner] += count
+        _gather(together, tile, cursors, out[first : first + JOIN_TILE])
+    return True

@@ -1,0 +1,99 @@
+"""Running a federation: start it on an engine, watch it to its end, clean up whatever happens."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import LaunchError
+from fl_privacy.launch import local, simulation
+from fl_privacy.launch.ground import Ground, new_run_name
+from fl_privacy.launch.processes import Tail
+
+ENGINES = {"local": local.start, "simulation": simulation.start}
+POLL = 0.1
+STATUS_EVERY = 2.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    run: str
+    status: str
+    rounds: int
+    accuracy: float | None
+    loss: float | None
+    path: str
+    seconds: float
+    reason: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def up(
+    federation: Federation,
+    engine: str,
+    runs_dir: Path,
+    data_dir: Path | None = None,
+    resume: str | None = None,
+    watch: Callable[[Ground], None] = lambda ground: None,
+) -> Result:
+    """Run a federation to its end. `watch` is called several times a second."""
+    if engine not in ENGINES:
+        raise LaunchError(f"engine: {engine!r} is unknown; use {' or '.join(ENGINES)}")
+    if resume is not None and not (runs_dir / resume / "checkpoints").is_dir():
+        raise LaunchError(f"resume: {runs_dir / resume} has no checkpoint; start it anew")
+    began = time.monotonic()
+    ground = Ground(federation, resume or new_run_name(federation), runs_dir.resolve(), data_dir)
+    control = None
+    try:
+        control, flower_run = ENGINES[engine](ground)
+        status, reason = _follow(ground, control, flower_run, watch)
+    finally:
+        ground.clear()
+        if control is not None:
+            control.close()
+    watch(ground)
+    last = _last_metric(ground.run_dir)
+    return Result(
+        run=ground.run,
+        status=status,
+        rounds=int(last.get("round", 0)),
+        accuracy=last.get("accuracy"),
+        loss=last.get("loss"),
+        path=str(ground.run_dir),
+        seconds=round(time.monotonic() - began, 2),
+        reason=reason,
+    )
+
+
+def _follow(ground: Ground, control: Any, flower_run: int, watch: Callable[[Ground], None]) -> tuple[str, str]:
+    """Until the server says that the run is over, or Flower or a process gives up."""
+    checked = time.monotonic()
+    tail = Tail(ground.run_dir / "logs" / "server.log")
+    while True:
+        watch(ground)
+        for event in tail.poll():
+            if event["event"] in ("completed", "failed"):
+                return str(event["event"]), str(event.get("reason", ""))
+        if time.monotonic() - checked > STATUS_EVERY:
+            checked = time.monotonic()
+            ground.fleet.check()
+            found = control.status(flower_run)
+            if found.status == "finished":
+                done = found.sub_status == "completed"
+                return ("completed", "") if done else ("failed", found.details or "the ServerApp failed; see superlink.log")
+        time.sleep(POLL)
+
+
+def _last_metric(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return json.loads(lines[-1]) if lines else {}

@@ -1,0 +1,144 @@
+"""All contact with Flower's own processes and control API, in one place: it is pinned to one Flower version."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fl_privacy.errors import LaunchError
+from fl_privacy.launch.pki import write_secret
+from fl_privacy.wire.identity import Keyring
+
+APP = Path(__file__).parent / "flower_app"
+START = 60.0
+
+
+def program(name: str) -> str:
+    """A Flower program of this very environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def superlink(address: str, keys: Keyring, database: Path, simulation: bool = False) -> list[str]:
+    """The SuperLink's command. Its control API has no authentication: it stays on loopback."""
+    host, _, port = address.rpartition(":")
+    command = [program("flower-superlink"), "--host", host, "--port", port]
+    command += ["--ssl-certfile", str(keys.certificate_file), "--ssl-keyfile", str(keys.key_file)]
+    command += ["--ssl-ca-certfile", str(keys.authority_file), "--database", str(database)]
+    command += ["--disable-runtime-dependency-installation"]
+    return [*command, "--simulation"] if simulation else [*command, "--enable-supernode-auth"]
+
+
+def supernode(superlink: str, authority: Path, key: Path, port: int, worker: Path) -> list[str]:
+    """A SuperNode's command: all it knows of its site is the worker's socket."""
+    command = [program("flower-supernode"), "--superlink", superlink, "--root-certificates", str(authority)]
+    command += ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(port)]
+    return [*command, "--node-config", f'worker="{worker}"']
+
+
+def node_key(path: Path) -> bytes:
+    """Make a SuperNode's own key, which authenticates it to the SuperLink and opens nothing else; returns the public half."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(
+        path,
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        ),
+    )
+    return key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def build_app(folder: Path = APP) -> bytes:
+    """The app bundle (FAB) of a folder. Ours has one file, its pyproject.toml."""
+    from flwr.cli.build import build_fab_from_disk
+
+    return bytes(build_fab_from_disk(folder))
+
+
+@dataclass(frozen=True)
+class Status:
+    """A Flower run: pending, starting, running or finished; then completed, failed or stopped."""
+
+    status: str
+    sub_status: str
+    details: str
+
+
+class Control:
+    """The SuperLink's control API."""
+
+    def __init__(self, address: str, authority: Path) -> None:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        self._address = address
+        self._client: Any = ControlHttpClient.from_server_address(
+            server_address=address,
+            insecure=False,
+            root_certificates=str(authority),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def wait(self, alive: Any) -> None:
+        """Until the SuperLink answers; `alive` raises if it has died."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        until = time.monotonic() + START
+        while True:
+            try:
+                self._client.ListRuns(ListRunsRequest())
+                return
+            except httpx.HTTPError as error:
+                alive()
+                if time.monotonic() > until:
+                    raise LaunchError(f"superlink {self._address}: no answer in {START:g} s ({error})") from None
+                time.sleep(0.1)
+
+    def register(self, public_key: bytes, name: str) -> None:
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
+
+    def start_run(self, config: Mapping[str, str], app: Path = APP, simulated_sites: int = 0, cpus: float = 1.0) -> int:
+        """Submit the app; returns Flower's id of the run."""
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.proto.federation_config_pb2 import SimulationConfig
+        from flwr.supercore.fab import Fab
+
+        content = build_app(app)
+        simulation = None
+        if simulated_sites:
+            simulation = SimulationConfig(
+                num_supernodes=simulated_sites, backend="ray", client_resources_num_cpus=cpus
+            )
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=user_config_to_proto(dict(config)),
+            federation="",
+            override_federation_config=simulation,
+        )
+        reply = self._client.StartRun(request)
+        if not reply.HasField("run_id"):
+            raise LaunchError("superlink: did not start the run; see its log")
+        return int(reply.run_id)
+
+    def status(self, run: int) -> Status:
+        """`flwr run` and its kin return 0 on a failed run: only this tells."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        found = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        return Status(found.status, found.sub_status, found.details)
+
+    def close(self) -> None:
+        self._client.close()

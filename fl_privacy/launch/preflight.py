@@ -1,0 +1,185 @@
+"""Checks before a federation starts: each failure with its fix, all of them at once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError
+from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.theory.cost import FLOAT
+from fl_privacy.wire.identity import Identity, Keyring
+
+FLOWER = "1.41.0"
+SPARE_DISK = 200 * 2**20
+WAIT = 3.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; `fix` is empty where all is well."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+def run(
+    federation: Federation,
+    runs_dir: Path,
+    data_dir: Path | None,
+    listen: list[str],
+    keys: Path | None,
+    peers: list[str],
+) -> list[Check]:
+    """All checks; none stops another."""
+    checks = [flower_version(), *disk(federation, runs_dir), data(federation, data_dir), *devices(federation)]
+    checks += [port(address) for address in listen or ["127.0.0.1:0"]]
+    authority = runs_dir / "pki" / "ca.pem"
+    if keys is None and authority.exists():
+        checks.append(dates("authority", x509.load_pem_x509_certificate(authority.read_bytes())))
+    if keys is not None:
+        checks += list(certificates(federation, Keyring(keys)))
+        checks += [peer(address, Keyring(keys)) for address in peers]
+    return checks
+
+
+def flower_version() -> Check:
+    found = version("flwr")
+    fix = "" if found == FLOWER else f"pip install flwr=={FLOWER}"
+    return Check("flower", not fix, f"flwr {found}", fix)
+
+
+def disk(federation: Federation, runs_dir: Path) -> Iterator[Check]:
+    """Room for the transcript: a model and a cohort of updates a round."""
+    from fl_privacy.tasks.workload import layout_of
+
+    place = runs_dir
+    while not place.exists():
+        place = place.parent
+    round_bytes = FLOAT * layout_of(federation).size * (federation.cohort + 1)
+    needed, free = SPARE_DISK + federation.rounds * round_bytes, shutil.disk_usage(place).free
+    detail = f"{free / 2**20:,.0f} MiB free in {runs_dir}, about {needed / 2**20:,.0f} MiB needed"
+    yield Check("disk", free >= needed, detail, "" if free >= needed else "make room, or choose another --runs-dir")
+
+
+def data(federation: Federation, data_dir: Path | None) -> Check:
+    from fl_privacy.tasks.datasets import load
+
+    if not CATALOG[federation.task.dataset].needs_data:
+        return Check("data", True, f"{federation.task.dataset} is bundled")
+    try:
+        split = load(federation.task.dataset, data_dir)
+    except FederationError as error:
+        return Check("data", False, str(error), "give --data-dir or set FL_PRIVACY_DATA")
+    return Check("data", True, f"{federation.task.dataset}: {len(split.train)} training records")
+
+
+def devices(federation: Federation) -> Iterator[Check]:
+    from fl_privacy.tasks.train import device
+
+    for name in sorted({site.device for site in federation.sites}):
+        try:
+            device(name)
+            yield Check("device", True, name)
+        except FederationError as error:
+            yield Check("device", False, str(error), "set the sites' device to cpu, or run where the GPU is")
+
+
+def port(address: str) -> Check:
+    """Whether we could listen there."""
+    host, _, number = address.rpartition(":")
+    if not number.isdecimal() or not 0 <= int(number) <= 65535:
+        return Check("port", False, f"{address}: not host:port", "write it as 127.0.0.1:8443")
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host or "127.0.0.1", int(number)))
+    except OSError as error:
+        return Check("port", False, f"{address}: {error.strerror}", "choose another port, or stop what listens there")
+    return Check("port", True, f"{address} is free")
+
+
+def dates(name: str, certificate: x509.Certificate) -> Check:
+    now = dt.datetime.now(dt.UTC)
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        return Check(name, False, f"certificate: expired on {end:%Y-%m-%d}", "have it issued anew by the authority")
+    if now < start:
+        return Check(name, False, f"certificate: valid only from {start:%Y-%m-%d %H:%M} UTC", "set this machine's clock")
+    return Check(name, True, f"certificate valid until {end:%Y-%m-%d}")
+
+
+def certificates(federation: Federation, keys: Keyring) -> Iterator[Check]:
+    """Our own key, certificate and authority: do they belong together, and to this federation?"""
+    try:
+        key, certificate_pem, authority_pem = keys.read()
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
+        authority = x509.load_pem_x509_certificate(authority_pem)
+        private = load_pem_private_key(key, None)
+    except (FederationError, ValueError) as error:
+        yield Check("keys", False, str(error), "give the folder with key.pem, cert.pem and ca.pem")
+        return
+    yield dates("certificate", certificate)
+    yield _holds(
+        "authority", lambda: certificate.verify_directly_issued_by(authority), "the authority signed this certificate",
+        "the certificate is not signed by ca.pem", "take ca.pem and cert.pem from the same federation",
+    )
+    matches = private.public_key() == certificate.public_key()
+    yield Check("key", matches, "key and certificate " + ("belong together" if matches else "do not belong together"),
+                "" if matches else "use the key the certificate was made for")  # fmt: skip
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        identity = Identity.parse((names.get_values_for_type(x509.UniformResourceIdentifier) or [""])[0])
+    except (FederationError, x509.ExtensionNotFound):
+        yield Check("identity", False, "certificate: names no fl-privacy identity", "have it issued by fl-privacy")
+        return
+    ours = identity.federation == federation.name
+    fix = "" if ours else f"use a certificate of federation {federation.name!r}"
+    yield Check("identity", ours, identity.uri, fix)
+
+
+def _holds(name: str, test: Callable[[], None], good: str, bad: str, fix: str) -> Check:
+    try:
+        test()
+    except (ValueError, TypeError, InvalidSignature):
+        return Check(name, False, bad, fix)
+    return Check(name, True, good)
+
+
+def peer(address: str, keys: Keyring) -> Check:
+    """A real handshake: gRPC says only UNAVAILABLE, TLS itself says why."""
+    host, _, number = address.rpartition(":")
+    context = ssl.create_default_context(cafile=str(keys.authority_file))
+    context.load_cert_chain(keys.certificate_file, keys.key_file)
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((host, int(number)), WAIT) as plain, context.wrap_socket(
+            plain, server_hostname=host
+        ) as secure:
+            # In TLS 1.3 the peer judges our certificate after our side of the handshake is done.
+            secure.settimeout(WAIT)
+            secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+            if not secure.recv(1):
+                return Check("peer", False, f"{address}: closed the connection", "look at its log")
+    except ssl.SSLCertVerificationError as error:
+        return Check("peer", False, f"{address}: its certificate is refused here: {error.verify_message}",
+                     "check that both have the same ca.pem, and the name and date of its certificate")  # fmt: skip
+    except ssl.SSLError as error:
+        return Check("peer", False, f"{address}: refused our certificate: {error.reason}",
+                     "have our certificate issued anew by the federation's authority")  # fmt: skip
+    except (OSError, ValueError) as error:
+        return Check("peer", False, f"{address}: {error}", "start it, or correct host, port or firewall")
+    return Check("peer", True, f"{address}: mutual TLS works")

@@ -1,0 +1,117 @@
+"""FSA's masks: who owns which coordinate, and vectors cut along them and put together again (ERIS, section on FSA)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy import kernels
+from fl_privacy.errors import FederationError
+from fl_privacy.shuffle.stream import Words
+from fl_privacy.vector import Vector
+
+Owners = NDArray[np.uint8] | NDArray[np.uint16]
+MAX_AGGREGATORS = 2**16
+PIECE = 2**16  # words drawn at a time
+
+
+def sizes(d: int, aggregators: int) -> list[int]:
+    """Near-equal shard sizes: the first d mod A shards have one coordinate more."""
+    small, larger = divmod(d, aggregators)
+    return [small + (a < larger) for a in range(aggregators)]
+
+
+def owners(d: int, aggregators: int, seed: int | bytes) -> Owners:
+    """The owner of every coordinate: disjoint and complete masks of near-equal size, from a public seed.
+
+    Every coordinate draws a 64-bit key; the keys' ranks are a uniform permutation, and each aggregator owns a range of
+    ranks. Only the keys at the ranges' ends have to be found, so nothing is sorted. Should two keys tie at such an end
+    (probability below 2^-40 a round), all are drawn again.
+    """
+    _check_aggregators(aggregators)
+    if d < 0:
+        raise FederationError(f"d: {d} is negative; pass the number of coordinates")
+    counts = sizes(d, aggregators)
+    ends = np.cumsum(counts)[:-1]
+    ends = ends[ends < d]  # with more aggregators than coordinates the last ones own nothing
+    for attempt in range(8):
+        ranks = _keys(d, seed, attempt)
+        bounds = np.partition(ranks, ends)[ends] if d else ranks
+        found = _locate(ranks, bounds, aggregators)
+        if np.array_equal(np.bincount(found, minlength=aggregators), counts):
+            return found
+    raise FederationError("owners: eight ties in a row; this seed's stream is broken")
+
+
+def split(
+    vector: Vector, owners: Owners, aggregators: int, *, out: Vector | None = None, backend: str | None = None
+) -> list[Vector]:
+    """The shard of every aggregator, each in coordinate order: views of `out`, a vector that can be used again."""
+    _check_aggregators(aggregators)
+    _check_vector("vector", vector, owners.size)
+    _check_range(owners, aggregators)
+    target = _target(out, owners.size)
+    counts = sizes(owners.size, aggregators)
+    if not kernels.pick("shards", backend).split(vector, owners, counts, target):
+        raise FederationError(f"owners: not {aggregators} near-equal shards; use masks.owners")
+    return np.split(target, np.cumsum(counts)[:-1])
+
+
+def join(shards: Sequence[Vector], owners: Owners, *, out: Vector | None = None, backend: str | None = None) -> Vector:
+    """The vector whose shards these are: the inverse of `split`, written to `out` if given."""
+    _check_aggregators(len(shards))
+    for index, (shard, size) in enumerate(zip(shards, sizes(owners.size, len(shards)), strict=True)):
+        _check_vector(f"shard {index}", shard, size)
+    _check_range(owners, len(shards))
+    target = _target(out, owners.size)
+    if not kernels.pick("shards", backend).join(shards, owners, target):
+        raise FederationError(f"owners: not {len(shards)} near-equal shards; use masks.owners")
+    return target
+
+
+def _keys(d: int, seed: int | bytes, attempt: int) -> NDArray[np.uint64]:
+    """One 64-bit key a coordinate, from AES-256 in counter mode under a hash of the seed."""
+    tagged = b"bytes:" + seed if isinstance(seed, bytes) else b"int:%d" % seed
+    stream = Words(hashlib.sha256(b"fl-privacy masks 1:%d:" % attempt + tagged).digest())
+    drawn = np.empty(d, np.uint64)
+    for first in range(0, d, PIECE):
+        piece = drawn[first : first + PIECE]
+        piece[:] = stream.take(piece.size)
+    return drawn
+
+
+def _locate(ranks: NDArray[np.uint64], bounds: NDArray[np.uint64], aggregators: int) -> Owners:
+    """How many bounds each key reaches: its owner."""
+    if aggregators > 2**8:
+        return np.searchsorted(bounds, ranks, side="right").astype(np.uint16)
+    found = np.zeros(ranks.size, np.uint8)
+    for bound in bounds:
+        found += ranks >= bound
+    return found
+
+
+def _check_aggregators(aggregators: int) -> None:
+    if not 1 <= aggregators <= MAX_AGGREGATORS:
+        raise FederationError(f"aggregators: {aggregators} is not between 1 and {MAX_AGGREGATORS}")
+
+
+def _check_vector(name: str, vector: Vector, size: int) -> None:
+    if vector.shape != (size,) or vector.dtype != np.float32 or not vector.flags.c_contiguous:
+        raise FederationError(
+            f"{name}: {vector.dtype} of shape {vector.shape}, a contiguous float32 vector of {size} needed by the masks"
+        )
+
+
+def _target(out: Vector | None, size: int) -> Vector:
+    if out is None:
+        return np.empty(size, np.float32)
+    _check_vector("out", out, size)
+    return out
+
+
+def _check_range(owners: Owners, aggregators: int) -> None:
+    if owners.size and int(owners.max()) >= aggregators:
+        raise FederationError(f"owners: name aggregator {owners.max()} of {aggregators}; use the round's masks")

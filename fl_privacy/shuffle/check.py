@@ -1,0 +1,36 @@
+"""What every shuffle asks of its arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.errors import FederationError
+from fl_privacy.shuffle.draws import MAX_ROWS
+
+Matrix = NDArray[np.float32]  # one row a client, one column a coordinate
+KEY_BYTES = 32
+
+
+def check_matrix(matrix: Matrix) -> None:
+    """A matrix that can be shuffled in place: float32, one row a client, contiguous and writable."""
+    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:
+        shape = getattr(matrix, "shape", type(matrix).__name__)
+        raise FederationError(f"matrix: {shape} is not two-dimensional; pass one row a client")
+    if matrix.dtype != np.float32:
+        raise FederationError(f"matrix: dtype {matrix.dtype} is not float32; convert the updates first")
+    if not matrix.flags.c_contiguous:
+        raise FederationError("matrix: not C-contiguous; pass numpy.ascontiguousarray(matrix)")
+    if not matrix.flags.writeable:
+        raise FederationError("matrix: read-only; pass a writable copy, it is shuffled in place")
+    if matrix.shape[0] > MAX_ROWS:
+        raise FederationError(
+            f"matrix: {matrix.shape[0]} rows, at most {MAX_ROWS} can be shuffled; use smaller buckets"
+        )
+
+
+def check_key(key: bytes) -> None:
+    """A key for one shuffle."""
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+        size = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+        raise FederationError(f"key: {size} given, {KEY_BYTES} bytes needed; use fl_privacy.shuffle.keys")

@@ -1,0 +1,1 @@
+"""What a federation learns: data sets, partitions, models and local training."""

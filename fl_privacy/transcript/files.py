@@ -1,0 +1,173 @@
+"""Files of a run folder: written durably, and read as bytes that anyone may have changed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fl_privacy.errors import TranscriptError
+
+PART = ".part"
+DOCUMENT_LIMIT = 64 << 20
+LOG_LIMIT = 256 << 20
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def check_name(field: str, value: Any) -> str:
+    """A run, an observer or a site: a name that is also a safe folder name."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise TranscriptError(f"{field}: {value!r:.80} is no name; use letters, digits, '.', '_' and '-'")
+    return value
+
+
+def canonical(value: Any) -> bytes:
+    """The one JSON encoding that is hashed and signed: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def plain(value: Any, where: str) -> Any:
+    """`value` as JSON can hold it: numpy becomes Python, a number that is not finite becomes null."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, where) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    raise TranscriptError(f"{where}: a {type(value).__name__} cannot be written as JSON; pass numbers, text or lists")
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file, but never through a link and never a device or a pipe."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        file = os.fdopen(os.open(path, flags), "rb")
+    except IsADirectoryError:
+        raise TranscriptError(f"{path}: is a folder, not a file") from None
+    except OSError as error:
+        reason = "is a link, which may leave the folder" if error.errno == errno.ELOOP else error.strerror
+        raise TranscriptError(f"{path}: {reason}") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise TranscriptError(f"{path}: is not a regular file")
+    return file
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise TranscriptError(f"{path}: larger than the {limit >> 20} MiB this format allows")
+    return data
+
+
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object from bytes nobody vouches for."""
+    try:
+        value = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise TranscriptError(f"{where}: not JSON ({str(error).splitlines()[0]:.80})") from None
+    if not isinstance(value, dict):
+        raise TranscriptError(f"{where}: a JSON object is needed, found {type(value).__name__}")
+    return value
+
+
+def read_signed(path: Path, format: int, fields: Mapping[str, type]) -> dict[str, Any]:
+    """A signed document with exactly these fields, in canonical bytes; its signature is not checked here."""
+    data = read_bounded(path, DOCUMENT_LIMIT)
+    document = parse_object(data, str(path))
+    check_format(document, format, path)
+    common = {"format": int, "signed_at": str, "certificate": str, "signature": str}
+    if {key: type(value) for key, value in document.items()} != {**common, **fields}:
+        raise TranscriptError(f"{path}: its fields are not those of format {format}")
+    if data != canonical(document) + b"\n":
+        raise TranscriptError(f"{path}: not in canonical form, so it was changed after it was signed")
+    return document
+
+
+def check_format(document: Mapping[str, Any], format: int, path: Path) -> None:
+    if document.get("format") != format:
+        raise TranscriptError(f"{path}: format {document.get('format')!r:.40} is unknown; this version reads {format}")
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def complete_lines(data: bytes) -> list[bytes]:
+    """The lines of an append-only log; an unfinished last one is what a crash left."""
+    return data.split(b"\n")[:-1]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears under its name only when all of it is on the disk."""
+    part = path.with_name(path.name + PART)
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def replace(path: Path, data: bytes) -> None:
+    with replacing(path) as file:
+        file.write(data)
+
+
+def append(path: Path, at: int, line: bytes) -> int:
+    """Write `line` at offset `at`, over whatever a failed append left there; returns the offset of the next one."""
+    with open(path, "r+b" if path.exists() else "wb") as file:
+        file.seek(at)
+        file.truncate()
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+    return at + len(line)
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """A disk that is full, read-only or broken is the operator's to mend: one line says which and how."""
+    try:
+        yield
+    except OSError as error:
+        fix = "free some space, then record again" if error.errno == errno.ENOSPC else "check the disk and its rights"
+        raise TranscriptError(f"{what}: cannot write, {error.strerror or error}; {fix}") from error

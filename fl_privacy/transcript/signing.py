@@ -1,0 +1,145 @@
+"""Who signed a document of a run: ECDSA over P-256, certificates from one CA."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import verification
+
+from fl_privacy.errors import TranscriptError
+from fl_privacy.transcript.files import canonical
+
+HEAD_DOMAIN = b"fl-privacy/transcript/v1/head\0"
+MANIFEST_DOMAIN = b"fl-privacy/transcript/v1/manifest\0"
+IDENTITY = re.compile(r"fl-privacy://([^/]+)/([^/]+)/([^/]+)")
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class Identity(NamedTuple):
+    """The URI in a certificate, `fl-privacy://<federation>/<role>/<name>`."""
+
+    federation: str
+    role: str
+    name: str
+
+
+class Signature(NamedTuple):
+    """A signature that holds: by which certificate (and its intermediates), and when by the signer's own clock."""
+
+    certificates: list[x509.Certificate]
+    signed_at: datetime
+
+
+class Signer:
+    """A private key and the certificate that names its owner."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey, certificate_pem: bytes | str) -> None:
+        pem = certificate_pem.encode() if isinstance(certificate_pem, str) else certificate_pem
+        try:
+            chain = x509.load_pem_x509_certificates(pem)
+        except ValueError:
+            raise TranscriptError("certificate: no PEM certificate in it; pass the one of the observer") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise TranscriptError("key: transcripts are signed with ECDSA on P-256; make such a key")
+        if chain[0].public_key() != key.public_key():
+            raise TranscriptError("certificate: belongs to another key; pass the pair that was issued together")
+        self._key = key
+        self._certificate = "".join(c.public_bytes(serialization.Encoding.PEM).decode() for c in chain)
+
+    def sign(self, domain: bytes, document: dict[str, Any]) -> dict[str, Any]:
+        """`document` with time, certificate, and a signature over all of these."""
+        body = {**document, "signed_at": utc_now(), "certificate": self._certificate}
+        signature = self._key.sign(domain + canonical(body), ec.ECDSA(hashes.SHA256()))
+        return {**body, "signature": signature.hex()}
+
+    def check_own(self, domain: bytes, document: dict[str, Any], where: str) -> None:
+        """Refuse to go on from a document that this key did not sign."""
+        if check_signature(domain, document, where).certificates[0].public_key() != self._key.public_key():
+            raise TranscriptError(f"{where}: signed by another key; continue with that key or start a new run")
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).strftime(TIME)
+
+
+def check_signature(domain: bytes, document: dict[str, Any], where: str) -> Signature:
+    """The signature of a document, by the certificate it carries: that says nothing yet about who that is."""
+    body = {key: value for key, value in document.items() if key != "signature"}
+    try:
+        certificates = x509.load_pem_x509_certificates(str(body["certificate"]).encode())
+        signed_at = datetime.strptime(body["signed_at"], TIME).replace(tzinfo=UTC)
+        signature = bytes.fromhex(document["signature"])
+        key = certificates[0].public_key()
+    except (KeyError, TypeError, ValueError):
+        raise TranscriptError(f"{where}: signature, certificate or time is missing or malformed") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise TranscriptError(f"{where}: the certificate's key is not on P-256")
+    if signature.hex() != document["signature"]:
+        raise TranscriptError(f"{where}: the signature is not lower-case hexadecimal")
+    try:
+        key.verify(signature, domain + canonical(body), ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError):
+        raise TranscriptError(f"{where}: the signature does not fit the content") from None
+    return Signature(certificates, signed_at)
+
+
+def load_anchors(ca_pem: bytes) -> verification.Store:
+    try:
+        return verification.Store(x509.load_pem_x509_certificates(ca_pem))
+    except ValueError:
+        raise TranscriptError("ca: no PEM certificate in it; pass the federation's CA certificate") from None
+
+
+def identify(signature: Signature, anchors: verification.Store, where: str) -> Identity:
+    """The signer's name, if its certificate leads to the CA and was valid when it signed."""
+    verifier = (
+        verification.PolicyBuilder()
+        .store(anchors)
+        .time(signature.signed_at)
+        .extension_policies(ca_policy=_CA_POLICY, ee_policy=_LEAF_POLICY)
+        .build_client_verifier()
+    )
+    try:
+        verifier.verify(signature.certificates[0], signature.certificates[1:])
+        names = signature.certificates[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (verification.VerificationError, x509.ExtensionNotFound, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise TranscriptError(f"{where}: the certificate does not lead to the CA given ({reason:.120})") from None
+    found = [m for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if (m := IDENTITY.fullmatch(uri))]
+    if len(found) != 1:
+        raise TranscriptError(f"{where}: the certificate names {len(found)} fl-privacy:// identities, not one")
+    return Identity(*found[0].groups())
+
+
+def _is_ca(_: verification.Policy, __: x509.Certificate, constraints: x509.BasicConstraints) -> None:
+    if not constraints.ca:
+        raise ValueError("the issuer is not a CA")
+
+
+def _is_leaf(_: verification.Policy, __: x509.Certificate, constraints: x509.BasicConstraints | None) -> None:
+    if constraints is not None and constraints.ca:
+        raise ValueError("a CA signs certificates, not transcripts")
+
+
+def _may_issue(_: verification.Policy, __: x509.Certificate, usage: x509.KeyUsage | None) -> None:
+    if usage is not None and not usage.key_cert_sign:
+        raise ValueError("the issuer may not sign certificates")
+
+
+_ANY = verification.Criticality.AGNOSTIC
+_CA_POLICY = (
+    verification.ExtensionPolicy.permit_all()
+    .require_present(x509.BasicConstraints, _ANY, _is_ca)
+    .may_be_present(x509.KeyUsage, _ANY, _may_issue)
+)
+_LEAF_POLICY = (
+    verification.ExtensionPolicy.permit_all()
+    .require_present(x509.SubjectAlternativeName, _ANY, None)
+    .may_be_present(x509.BasicConstraints, _ANY, _is_leaf)
+)

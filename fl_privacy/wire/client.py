@@ -1,0 +1,108 @@
+"""The calling side of the middleware: what sites, server and evaluator say to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.errors import ProtocolError
+from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.rpc import Stub
+from fl_privacy.wire.stream import Receiver, chunks, digest, header_of
+
+Array = NDArray[np.float32]
+Result = TypeVar("Result")
+PAUSE = 0.25
+LONGEST_PAUSE = 2.0
+
+
+@dataclass(frozen=True)
+class Release:
+    """What the server got of a round."""
+
+    phase: str
+    reason: str = ""
+    count: int = 0
+    tiers: list[str] = field(default_factory=list)
+    members: bytes = b""
+    updates: Array | None = None
+
+
+def patiently(call: Callable[[], Result], until: float, *also: grpc.StatusCode) -> Result:
+    """Repeat a call while its peer is away, until `until` (time.monotonic)."""
+    pause = PAUSE
+    while True:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            away = error.code() in (grpc.StatusCode.UNAVAILABLE, *also)
+            if not away or time.monotonic() + pause > until:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def fetch(stub: Stub, request: pb.FetchRequest, timeout: float) -> tuple[pb.RoundHeader, Array | None]:
+    """The next round and its model, or a header without a round."""
+    parts = stub.fetch(request, timeout=timeout)
+    header: pb.RoundHeader = header_of(_first(parts), "round")
+    if not header.model:
+        return header, None
+    return header, _fill(np.empty(header.length, np.float32), parts, header.model)
+
+
+def submit(stub: Stub, round: pb.RoundHeader, update: Array, timeout: float, tier: str = "", floor: int = 1) -> bool:
+    """Send an update, or a shard of one; returns whether it was there already."""
+    header = pb.VectorHeader(
+        run=round.run,
+        round=round.round,
+        attempt=round.attempt,
+        layout=round.layout,
+        dtype="float32",
+        length=update.size,
+        tier=tier,
+        digest=digest(update),
+        floor=floor,
+    )
+    reply = stub.submit(chunks(pb.Chunk(vector=header), [update]), timeout=timeout)
+    return bool(reply.duplicate)
+
+
+def seed(stub: Stub, run: str, shard: Array, timeout: float) -> None:
+    """Hand an aggregator its initial shard."""
+    header = pb.VectorHeader(run=run, dtype="float32", length=shard.size, digest=digest(shard))
+    stub.seed(chunks(pb.Chunk(vector=header), [shard]), timeout=timeout)
+
+
+def open_round(stub: Stub, header: pb.RoundHeader, model: Array | None, timeout: float) -> None:
+    """Open an attempt; to a shuffler the model goes along."""
+    stub.open(chunks(pb.Chunk(round=header), [] if model is None else [model]), timeout=timeout)
+
+
+def collect(parts: Iterator[Any]) -> Release:
+    """Wait for the round's end and take what is released; `parts` is the running call, so that it can be cancelled."""
+    header: pb.ReleaseHeader = header_of(_first(parts), "release")
+    updates = None
+    if header.phase == "released":
+        updates = _fill(np.empty((header.count, header.length), np.float32), parts, None)
+    return Release(header.phase, header.reason, header.count, list(header.tiers), header.members, updates)
+
+
+def _first(parts: Iterator[Any]) -> Any:
+    for part in parts:
+        return part
+    raise ProtocolError("DATA_LOSS", "stream: empty")
+
+
+def _fill(target: Array, parts: Iterator[Any], wanted: bytes | None) -> Array:
+    receiver = Receiver(target, wanted)
+    for part in parts:
+        receiver.feed(part)
+    receiver.finish()
+    return target

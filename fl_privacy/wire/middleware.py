@@ -1,0 +1,315 @@
+"""What shuffler and aggregators have in common: rounds are opened, updates submitted, models fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import ProtocolError
+from fl_privacy.log import Log
+from fl_privacy.protocol import Phase, Round, RoundSpec, Submission
+from fl_privacy.transcript import ViewWriter
+from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.identity import peer
+from fl_privacy.wire.rows import Rows
+from fl_privacy.wire.stream import Part, Receiver, chunks, digest, header_of
+
+MAX_RUNS = 8
+MAX_WAIT = 60.0
+STREAM_GRACE = 1.0
+
+Parts = AsyncIterator[Part]
+
+
+@dataclass
+class Attempt:
+    """One attempt at a round and the updates in it."""
+
+    round: Round
+    rows: Rows | None
+    layers: tuple[int, ...] = ()
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def notice(self) -> None:
+        """Wake whoever waits for the end, if it has come."""
+        if self.round.is_over:
+            self.over.set()
+
+    def fail(self, reason: str) -> None:
+        self.round.fail(reason)
+        self.rows = None
+        self.over.set()
+
+
+@dataclass
+class RunState:
+    """One run as this middleware sees it."""
+
+    name: str
+    attempt: Attempt | None = None
+    model: NDArray[np.float32] | None = None
+    model_digest: bytes = b""
+    version: int = 0
+    finished: bool = False
+    released: set[str] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def notify(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Middleware(ABC):
+    """The servicer; `prepare` and `hand_out` are where shuffler and aggregator differ."""
+
+    def __init__(self, federation: Federation, log: Log, recorder: ViewWriter | None = None) -> None:
+        self.federation = federation
+        self.log = log
+        self.recorder = recorder
+        self.runs: dict[str, RunState] = {}
+        self._tiers = {"", *(f"{site.epsilon:g}" for site in federation.sites if site.epsilon is not None)}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> None:
+        """Make the model of the round that is being opened ready to be fetched."""
+
+    @abstractmethod
+    def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
+        """What the server gets of a closed round."""
+
+    async def settle(self, request: pb.SettleRequest, context: Any) -> pb.Empty:
+        raise ProtocolError("UNIMPLEMENTED", "settle: only aggregators settle rounds")
+
+    async def seed(self, parts: Parts, context: Any) -> pb.Empty:
+        raise ProtocolError("UNIMPLEMENTED", "seed: only aggregators are seeded")
+
+    def refused(self, error: ProtocolError) -> None:
+        """Called for every request that is turned away."""
+        self.log("refused", code=error.code, reason=str(error))
+
+    async def open(self, parts: Parts, context: Any) -> pb.Empty:
+        """The server opens an attempt at a round; an older attempt that is still open fails."""
+        peer(context, self.federation.name, "server")
+        header = header_of(await _first(parts), "round")
+        spec = RoundSpec(
+            run=header.run,
+            round=header.round,
+            attempt=header.attempt,
+            cohort=header.cohort,
+            quorum=header.quorum,
+            deadline=header.deadline,
+            layout=header.layout,
+            length=header.length,
+            seed=header.seed,
+        )
+        if spec.cohort > len(self.federation.sites):
+            raise ProtocolError("INVALID_ARGUMENT", f"cohort: {spec.cohort} of {len(self.federation.sites)} sites")
+        state = self._state(spec.run, create=True)
+        if spec.attempt in state.released:
+            raise ProtocolError("ALREADY_EXISTS", "attempt: was released before; open a new one")
+        current = state.attempt
+        if current and current.round.spec.attempt == spec.attempt:
+            raise ProtocolError("ALREADY_EXISTS", "attempt: is open already")
+        if current and not current.round.is_over:
+            current.fail("a newer attempt was opened")
+        await self.prepare(state, header, parts)
+        opened = Round(spec, self.federation.floor, time.monotonic())
+        state.attempt = Attempt(opened, Rows(spec.cohort, spec.length), _layers(header))
+        self._spawn(self._watch(state.attempt))
+        state.notify()
+        self.log("opened", run=spec.run, round=spec.round, cohort=spec.cohort)
+        return pb.Empty()
+
+    async def submit(self, parts: Parts, context: Any) -> pb.SubmitReply:
+        """A site's update: all or nothing, once."""
+        client = peer(context, self.federation.name, "site").name
+        if client not in self.federation.site_names:
+            raise ProtocolError("PERMISSION_DENIED", f"site {client!r} is not in this federation")
+        header = header_of(await _first(parts), "vector")
+        attempt = self._attempt(header.run, header.round)
+        if header.dtype != "float32":
+            raise ProtocolError("INVALID_ARGUMENT", f"dtype: {header.dtype[:20]!r} is not float32")
+        if len(header.digest) != hashlib.sha256().digest_size:
+            raise ProtocolError("INVALID_ARGUMENT", "digest: not a SHA-256")
+        if header.tier not in self._tiers:
+            raise ProtocolError("INVALID_ARGUMENT", "tier: not on the federation's public grid")
+        submission = Submission(header.attempt, header.layout, header.length, header.digest, max(1, header.floor))
+        ticket = attempt.round.begin(client, submission, time.monotonic())
+        if ticket is None:
+            return pb.SubmitReply(duplicate=True)
+        await self._receive(attempt, client, ticket, submission, header.tier, parts)
+        attempt.notice()
+        spec = attempt.round.spec
+        self.log("accepted", run=spec.run, round=spec.round, count=len(attempt.round.accepted), cohort=spec.cohort)
+        return pb.SubmitReply()
+
+    async def _receive(
+        self, attempt: Attempt, client: str, ticket: int, submission: Submission, tier: str, parts: Parts
+    ) -> None:
+        rows = attempt.rows
+        if rows is None:
+            raise ProtocolError("FAILED_PRECONDITION", f"round {attempt.round.spec.round} is over")
+        receiver = Receiver(rows.take(client), submission.digest)
+        try:
+            async with asyncio.timeout(attempt.round.remaining(time.monotonic()) + STREAM_GRACE):
+                async for part in parts:
+                    if not attempt.round.holds(client, ticket):
+                        raise ProtocolError("ABORTED", "superseded by a newer submission of the same client")
+                    receiver.feed(part)
+            receiver.finish()
+            attempt.round.commit(client, ticket, submission, time.monotonic())
+            rows.label(client, tier)
+        except TimeoutError:
+            raise ProtocolError("DEADLINE_EXCEEDED", f"round {attempt.round.spec.round}: the deadline passed") from None
+        finally:
+            if attempt.round.holds(client, ticket):
+                attempt.round.abort(client, ticket)
+                rows.drop(client)
+
+    async def collect(self, request: pb.CollectRequest, context: Any) -> AsyncIterator[pb.Chunk | memoryview]:
+        """The server's barrier: answers when the round is over, never before."""
+        peer(context, self.federation.name, "server")
+        attempt = self._attempt(request.run, request.round)
+        if attempt.round.spec.attempt != request.attempt:
+            raise ProtocolError("FAILED_PRECONDITION", "attempt: not the one that is open")
+        await attempt.over.wait()
+        state = self._state(request.run)
+        if attempt.round.phase is Phase.FAILED:
+            attempt.rows = None
+            self.log("failed", run=request.run, round=request.round, reason=attempt.round.reason)
+            yield pb.Chunk(release=pb.ReleaseHeader(phase="failed", reason=attempt.round.reason))
+            return
+        async for part in self.hand_out(state, attempt):
+            yield part
+
+    async def fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk | memoryview]:
+        """A site waits for the next round and gets its model; the evaluator gets the newest model there is."""
+        roles = ("evaluator",) if request.newest else ("site",)
+        peer(context, self.federation.name, *roles)
+        state = self._state(request.run)
+        if request.newest:
+            header = pb.RoundHeader(run=request.run, round=state.version, model=state.model_digest)
+        else:
+            header = await self._next_round(state, request)
+        if state.model is not None and (header.round or request.newest) and not header.finished:
+            header.model = state.model_digest
+            header.length = state.model.size
+            arrays = [state.model]
+        else:
+            arrays = []
+        for part in chunks(pb.Chunk(round=header), arrays):
+            yield part
+
+    async def _next_round(self, state: RunState, request: pb.FetchRequest) -> pb.RoundHeader:
+        until = time.monotonic() + min(max(request.wait, 0.0), MAX_WAIT)
+        while not state.finished:
+            attempt = state.attempt
+            if attempt and not attempt.round.is_over and _wanted(attempt.round.spec, request):
+                spec = attempt.round.spec
+                return pb.RoundHeader(
+                    run=spec.run,
+                    round=spec.round,
+                    attempt=spec.attempt,
+                    cohort=spec.cohort,
+                    quorum=spec.quorum,
+                    deadline=attempt.round.remaining(time.monotonic()),
+                    layout=spec.layout,
+                    seed=spec.seed,
+                    layers=attempt.layers,
+                )
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - time.monotonic()):
+                    await state.changed.wait()
+            except TimeoutError:
+                return pb.RoundHeader(run=state.name)
+        return pb.RoundHeader(run=state.name, finished=True)
+
+    async def finish(self, request: pb.FinishRequest, context: Any) -> pb.Empty:
+        """The run is over: waiting sites go home and its memory is freed."""
+        peer(context, self.federation.name, "server")
+        state = self._state(request.run)
+        if state.attempt and not state.attempt.round.is_over:
+            state.attempt.fail("the run was finished")
+        state.finished, state.attempt, state.model = True, None, None
+        state.notify()
+        self.log("finished", run=request.run)
+        return pb.Empty()
+
+    async def take_model(self, state: RunState, length: int, wanted: bytes, parts: Parts) -> None:
+        """Read a model of that digest from the rest of a stream."""
+        model = np.empty(length, np.float32)
+        receiver = Receiver(model, wanted)
+        async for part in parts:
+            receiver.feed(part)
+        receiver.finish()
+        self.put_model(state, model)
+
+    def put_model(self, state: RunState, model: NDArray[np.float32]) -> None:
+        state.model, state.model_digest = model, digest(model)
+
+    async def _watch(self, attempt: Attempt) -> None:
+        """Let the deadline pass."""
+        while not attempt.over.is_set():
+            attempt.round.tick(time.monotonic())
+            attempt.notice()
+            with_slack = attempt.round.remaining(time.monotonic()) + 0.001
+            try:
+                async with asyncio.timeout(with_slack):
+                    await attempt.over.wait()
+            except TimeoutError:
+                continue
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _state(self, run: str, create: bool = False) -> RunState:
+        if run in self.runs:
+            return self.runs[run]
+        if not create:
+            raise ProtocolError("NOT_FOUND", "run: not known here")
+        if not 0 < len(run) <= 128:
+            raise ProtocolError("INVALID_ARGUMENT", "run: a name of 1 to 128 characters is needed")
+        for name in [n for n, s in self.runs.items() if s.finished or s.attempt is None][: len(self.runs) - MAX_RUNS + 1]:
+            del self.runs[name]
+        if len(self.runs) >= MAX_RUNS:
+            raise ProtocolError("RESOURCE_EXHAUSTED", f"run: {MAX_RUNS} runs are open already")
+        self.runs[run] = RunState(run)
+        return self.runs[run]
+
+    def _attempt(self, run: str, round: int) -> Attempt:
+        attempt = self._state(run).attempt
+        if attempt is None or attempt.round.spec.round != round:
+            raise ProtocolError("NOT_FOUND", f"round: {round} is not open")
+        return attempt
+
+
+def _layers(header: pb.RoundHeader) -> tuple[int, ...]:
+    ends = tuple(header.layers)
+    if list(ends) != sorted(set(ends)) or (ends and (ends[0] < 1 or ends[-1] != header.length)):
+        raise ProtocolError("INVALID_ARGUMENT", "layers: not a division of the model")
+    return ends or (header.length,)
+
+
+def _wanted(spec: RoundSpec, request: pb.FetchRequest) -> bool:
+    if spec.round == request.after_round:
+        return bool(request.after_attempt) and spec.attempt != request.after_attempt
+    return spec.round > request.after_round
+
+
+async def _first(parts: Parts) -> Part:
+    """The first part of a stream; an empty stream is refused."""
+    async for part in parts:
+        return part
+    raise ProtocolError("INVALID_ARGUMENT", "stream: empty")

@@ -1,0 +1,41 @@
+"""Where a middleware keeps the updates of one attempt: rows of a matrix, only as long as the round lives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.errors import ProtocolError
+from fl_privacy.shuffle import reorder
+
+
+class Rows:
+    """One row a client, written in place while its stream arrives."""
+
+    def __init__(self, cohort: int, length: int) -> None:
+        try:
+            self._matrix: NDArray[np.float32] = np.empty((cohort, length), np.float32)
+        except MemoryError:
+            raise ProtocolError("RESOURCE_EXHAUSTED", f"length: no memory for {cohort} x {length} parameters") from None
+        self._free = list(range(cohort))[::-1]
+        self._slot: dict[str, int] = {}
+        self._tier: dict[str, str] = {}
+
+    def take(self, client: str) -> NDArray[np.float32]:
+        """The client's row: a new one, or the one that its superseded stream was filling."""
+        if client not in self._slot:
+            self._slot[client] = self._free.pop()
+        return self._matrix[self._slot[client]]
+
+    def drop(self, client: str) -> None:
+        """Give the row back: the stream broke off."""
+        self._free.append(self._slot.pop(client))
+
+    def label(self, client: str, tier: str) -> None:
+        self._tier[client] = tier
+
+    def gather(self, clients: Sequence[str]) -> tuple[NDArray[np.float32], list[str]]:
+        """The rows of these clients in their order, moved together in place, and their tiers."""
+        return reorder(self._matrix, [self._slot[c] for c in clients]), [self._tier[c] for c in clients]

@@ -1,0 +1,161 @@
+"""The two services as tables, and servers and channels for them: limits, keepalive, health, statuses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from fl_privacy.errors import FederationError, LaunchError, ProtocolError
+from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire import stream
+from fl_privacy.wire.identity import Keyring
+
+Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
+Raiser = Callable[[ProtocolError], Any]
+
+_CHUNK: Codec = (stream.encode, stream.decode)
+
+
+def _message(kind: Any) -> Codec:
+    return kind.SerializeToString, kind.FromString
+
+
+# method -> (requests stream?, replies stream?, request, reply)
+MIDDLEWARE: dict[str, tuple[bool, bool, Codec, Codec]] = {
+    "Open": (True, False, _CHUNK, _message(pb.Empty)),
+    "Submit": (True, False, _CHUNK, _message(pb.SubmitReply)),
+    "Collect": (False, True, _message(pb.CollectRequest), _CHUNK),
+    "Fetch": (False, True, _message(pb.FetchRequest), _CHUNK),
+    "Settle": (False, False, _message(pb.SettleRequest), _message(pb.Empty)),
+    "Seed": (True, False, _CHUNK, _message(pb.Empty)),
+    "Finish": (False, False, _message(pb.FinishRequest), _message(pb.Empty)),
+}
+EVALUATOR: dict[str, tuple[bool, bool, Codec, Codec]] = {
+    "Evaluate": (False, False, _message(pb.EvaluateRequest), _message(pb.EvaluateReply)),
+}
+SERVICES = {"fl_privacy.wire.Middleware": MIDDLEWARE, "fl_privacy.wire.Evaluator": EVALUATOR}
+
+_LIMITS = [
+    ("grpc.max_receive_message_length", stream.MAX_MESSAGE),
+    ("grpc.max_send_message_length", stream.MAX_MESSAGE),
+]
+# A dead peer is noticed within half a minute, also behind a NAT that forgets idle connections.
+CHANNEL_OPTIONS = [
+    *_LIMITS,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+SERVER_OPTIONS = [
+    *_LIMITS,
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.so_reuseport", 0),
+]
+
+
+async def _refuse(context: Any, error: Exception, refused: Raiser | None) -> None:
+    if isinstance(error, ProtocolError):
+        if refused is not None:
+            refused(error)
+        await context.abort(getattr(grpc.StatusCode, error.code), str(error))
+    await context.abort(grpc.StatusCode.INTERNAL, str(error) if isinstance(error, FederationError) else "internal error")
+
+
+def _unary(call: Callable[[Any, Any], Awaitable[Any]], refused: Raiser | None) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def handler(request: Any, context: Any) -> Any:
+        try:
+            return await call(request, context)
+        except FederationError as error:
+            await _refuse(context, error, refused)
+
+    return handler
+
+
+def _streaming(
+    call: Callable[[Any, Any], AsyncIterator[Any]], refused: Raiser | None
+) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    async def handler(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for part in call(request, context):
+                yield part
+        except FederationError as error:
+            await _refuse(context, error, refused)
+
+    return handler
+
+
+_HANDLERS = {
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (False, False): grpc.unary_unary_rpc_method_handler,
+}
+
+
+def handlers(name: str, servicer: Any, refused: Raiser | None = None) -> grpc.GenericRpcHandler:
+    """The gRPC handlers of a service, from a servicer's methods of the same names in lower case."""
+    made = {}
+    for method, (many_in, many_out, request, reply) in SERVICES[name].items():
+        call = getattr(servicer, method.lower())
+        wrapped = _streaming(call, refused) if many_out else _unary(call, refused)
+        made[method] = _HANDLERS[many_in, many_out](wrapped, request[1], reply[0])
+    return grpc.method_handlers_generic_handler(name, made)
+
+
+class Stub:
+    """A client of one service: `stub.fetch(request, timeout=...)`."""
+
+    def __init__(self, channel: grpc.Channel, name: str) -> None:
+        kinds = {(True, False): channel.stream_unary, (False, True): channel.unary_stream}
+        for method, (many_in, many_out, request, reply) in SERVICES[name].items():
+            make = kinds.get((many_in, many_out), channel.unary_unary)
+            setattr(self, method.lower(), make(f"/{name}/{method}", request[0], reply[1]))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+def middleware(channel: grpc.Channel) -> Stub:
+    return Stub(channel, "fl_privacy.wire.Middleware")
+
+
+def evaluator(channel: grpc.Channel) -> Stub:
+    return Stub(channel, "fl_privacy.wire.Evaluator")
+
+
+def channel(address: str, keys: Keyring) -> grpc.Channel:
+    """A mutual-TLS channel to `host:port`."""
+    return grpc.secure_channel(address, keys.channel_credentials(), options=CHANNEL_OPTIONS)
+
+
+async def serve(name: str, servicer: Any, address: str, keys: Keyring, refused: Raiser | None = None) -> Any:
+    """Start a mutual-TLS server of one service with gRPC health; returns (server, port)."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((handlers(name, servicer, refused),))
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    for service in ("", name):
+        await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+    try:
+        port = server.add_secure_port(address, keys.server_credentials())
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise LaunchError(f"listen {address}: the address is taken or not ours; choose another port")
+    await server.start()
+    return server, port
+
+
+def explain(error: grpc.RpcError, address: str) -> str:
+    """A gRPC error in one line, with what usually mends it."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return f"{address}: unavailable; is it up, and are both certificates of this federation and in date? (preflight)"
+    return f"{address}: {code.name}: {details}"

@@ -1,0 +1,127 @@
+"""Vectors as chunked streams: a header, then raw bytes. Everything that arrives is taken to be hostile."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from fl_privacy.errors import ProtocolError
+from fl_privacy.wire import federation_pb2 as pb
+
+CHUNK = 1 << 20
+MAX_MESSAGE = CHUNK + (1 << 16)
+DATA_TAG = bytes([4 << 3 | 2])  # Chunk.data, a length-delimited field
+FINITE_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """Bytes that are no Chunk: kept as a value, so that the reader can refuse them with a proper status."""
+
+
+Part = pb.Chunk | memoryview | Malformed
+
+
+def encode(part: pb.Chunk | memoryview) -> bytes:
+    """A Chunk on the wire. Data is framed by hand: the same bytes as protobuf's, with one copy instead of three."""
+    if isinstance(part, memoryview):
+        return b"".join((DATA_TAG, _varint(part.nbytes), part))
+    return part.SerializeToString()
+
+
+def decode(message: bytes) -> Part:
+    """The inverse of `encode`; data comes back as a view into the message."""
+    if message[:1] == DATA_TAG:
+        size, start = _read_varint(message, 1)
+        return memoryview(message)[start:] if size == len(message) - start else Malformed()
+    try:
+        return pb.Chunk.FromString(message)
+    except DecodeError:
+        return Malformed()
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _read_varint(message: bytes, start: int) -> tuple[int, int]:
+    value = shift = 0
+    for position in range(start, min(start + 5, len(message))):
+        value |= (message[position] & 0x7F) << shift
+        if message[position] < 0x80:
+            return value, position + 1
+        shift += 7
+    return -1, start
+
+
+def data_bytes(array: NDArray[np.float32]) -> memoryview:
+    """The array's little-endian bytes, without a copy on little-endian machines."""
+    return memoryview(np.ascontiguousarray(array, dtype="<f4").reshape(-1)).cast("B")
+
+
+def digest(array: NDArray[np.float32]) -> bytes:
+    """SHA-256 of the array's bytes as they travel."""
+    return hashlib.sha256(data_bytes(array)).digest()
+
+
+def chunks(header: pb.Chunk, arrays: Iterable[NDArray[np.float32]] = ()) -> Iterator[pb.Chunk | memoryview]:
+    """The stream: header first, then every array's bytes in pieces of at most 1 MiB."""
+    yield header
+    for array in arrays:
+        view = data_bytes(array)
+        for start in range(0, view.nbytes, CHUNK):
+            yield view[start : start + CHUNK]
+
+
+def header_of(part: Part, kind: str) -> Any:
+    """The header of the wanted kind that a stream must begin with."""
+    if isinstance(part, pb.Chunk) and part.WhichOneof("part") == kind:
+        return getattr(part, kind)
+    raise ProtocolError("INVALID_ARGUMENT", f"stream: does not begin with a {kind} header")
+
+
+class Receiver:
+    """Fills one array from the data parts of a stream: exactly its bytes, of that digest, all finite."""
+
+    def __init__(self, target: NDArray[np.float32], digest: bytes | None = None) -> None:
+        self._target = target
+        self._view = memoryview(target).cast("B") if target.size else memoryview(b"")
+        self._hash = hashlib.sha256()
+        self._digest = digest
+        self._position = 0
+
+    def feed(self, part: Part) -> None:
+        """Take the next part; refuses headers, junk, empty parts and bytes beyond the end."""
+        if not isinstance(part, memoryview):
+            raise ProtocolError("INVALID_ARGUMENT", "stream: expected data")
+        end = self._position + part.nbytes
+        if part.nbytes == 0:
+            raise ProtocolError("INVALID_ARGUMENT", "stream: empty data")
+        if end > self._view.nbytes:
+            raise ProtocolError("INVALID_ARGUMENT", f"stream: more than the announced {self._view.nbytes} bytes")
+        self._view[self._position : end] = part
+        self._position = end
+        if self._digest is not None:
+            self._hash.update(part)
+
+    def finish(self) -> None:
+        """The stream has ended: check that it was whole and sound."""
+        if self._position != self._view.nbytes:
+            raise ProtocolError("DATA_LOSS", f"stream: ended after {self._position} of {self._view.nbytes} bytes")
+        if self._digest is not None and self._hash.digest() != self._digest:
+            raise ProtocolError("DATA_LOSS", "digest: does not fit the data")
+        flat = self._target.reshape(-1)
+        for start in range(0, flat.size, FINITE_BLOCK):
+            if not np.isfinite(flat[start : start + FINITE_BLOCK]).all():
+                raise ProtocolError("INVALID_ARGUMENT", "data: not finite")

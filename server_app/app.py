@@ -1,0 +1,16 @@
+"""The Flower end of the server: our own loop inside `@app.main()`."""
+
+from __future__ import annotations
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from .loop import Coordinator
+from .plan import ServerPlan
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    Coordinator(grid, ServerPlan.load(str(context.run_config["home"]))).play()

@@ -1,0 +1,96 @@
+"""The sites as Flower sees them: who is there, tickets to them, receipts from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError
+
+POLL = 0.2
+RECEIPTS = ("done", "refused", "failed")
+
+
+class Nodes:
+    """Flower's control plane, with a deadline on every wait."""
+
+    def __init__(self, grid: Grid, federation: Federation) -> None:
+        self._grid = grid
+        self._federation = federation
+        self._ids: dict[str, int] = {}
+        self._pending: dict[str, str] = {}
+
+    def wait(self) -> list[str]:
+        """The names of the sites that are there: all of them, or after the deadline at least a quorum."""
+        until = time.monotonic() + self._federation.deadline
+        while True:
+            self._ids = self._named()
+            if len(self._ids) == len(self._federation.sites):
+                return sorted(self._ids)
+            if time.monotonic() > until:
+                break
+            time.sleep(POLL)
+        if len(self._ids) < self._federation.quorum:
+            raise FederationError(
+                f"sites: {len(self._ids)} of {len(self._federation.sites)} came within {self._federation.deadline:g} s, "
+                f"and the quorum is {self._federation.quorum}; look at the sites' logs"
+            )
+        return sorted(self._ids)
+
+    def _named(self) -> dict[str, int]:
+        """Site name to node id. In simulation nodes have no name, and are asked for their partition, once."""
+        known = set(self._federation.site_names)
+        nodes = list(self._grid.get_nodes())
+        named = {node.name: int(node.node_id) for node in nodes if node.name in known}
+        if named or len(nodes) != len(self._federation.sites) or any(node.name for node in nodes):
+            return named
+        return self._ask([int(node.node_id) for node in nodes])
+
+    def _ask(self, ids: list[int]) -> dict[str, int]:
+        messages = [Message(RecordDict(), node, "query") for node in ids]
+        named = {}
+        for reply in self._grid.send_and_receive(messages, timeout=self._federation.deadline):
+            if reply.has_content():
+                partition = int(reply.content.config_records["site"]["partition"])  # type: ignore[arg-type]
+                named[self._federation.site_names[partition]] = reply.metadata.src_node_id
+        return named
+
+    def send(self, sites: Iterable[str], ticket: dict[str, Any], model: Array | None = None) -> None:
+        """Push a ticket to each site; nobody waits for an answer."""
+        sites = list(sites)
+        messages = []
+        for name in sites:
+            content = RecordDict({"ticket": ConfigRecord(ticket)})
+            if model is not None:
+                content["model"] = ArrayRecord({"vector": model})
+            messages.append(Message(content, self._ids[name], "train", group_id=str(ticket["first"])))
+        ids = list(self._grid.push_messages(messages))
+        lost = [name for name, id in zip(sites, ids, strict=False) if not id]
+        if len(ids) != len(sites) or lost:
+            raise FederationError(f"tickets: Flower did not take {len(sites) - len(ids) or len(lost)} of {len(sites)}")
+        self._pending = dict(zip(ids, sites, strict=True))
+
+    def receipts(self) -> list[tuple[str, str, Message]]:
+        """(site, status, reply) of what came since the last call. Errors from Flower itself count as failed."""
+        if not self._pending:
+            return []
+        found = []
+        for reply in self._grid.pull_messages(list(self._pending)):
+            site = self._pending.pop(reply.metadata.reply_to_message_id, None)
+            if site is not None:
+                found.append((site, _status(reply), reply))
+        return found
+
+
+def _status(reply: Message) -> str:
+    if reply.has_error():
+        return "failed"
+    record = reply.content.config_records.get("receipt")
+    raw = record.get("receipt") if record else None
+    status = raw.rstrip(b"\0").decode("ascii", "replace") if isinstance(raw, bytes) else ""
+    return status if status in RECEIPTS else "failed"
