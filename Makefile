@@ -7,7 +7,7 @@ TORCH ?=
 ARGS ?=
 
 # Any interpreter can run scripts/install.py, which then chooses the one for .venv. A name may exist and not run.
-STARTER = $(shell for p in $(PYTHON) python3 python3.13 python3.12 python3.11 python; do \
+STARTER = $(shell for p in $(PYTHON) .venv/bin/python python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null && echo "$$p" && break; done)
 NO_PYTHON = no Python found: install Python 3.11 or newer (Debian: apt-get install python3 python3-venv) or set PYTHON=...
 START = $(or $(STARTER),$(error $(NO_PYTHON)))

@@ -1,4 +1,4 @@
-"""`python -m aggregator_app.evaluator`: joins the shards of a sharded federation, and tells the server metrics alone."""
+"""`python -m aggregator_app.evaluator`: joins the shards of a sharded federation, tells the server metrics alone."""
 
 from __future__ import annotations
 

@@ -15,51 +15,50 @@ from fl_privacy.combine import mean, optimiser
 from fl_privacy.config import Federation, ShardsRoute
 from fl_privacy.errors import ConfigError, ProtocolError
 from fl_privacy.log import Log
-from fl_privacy.protocol import Phase
+from fl_privacy.protocol import RoundSpec
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.identity import peer
-from fl_privacy.wire.middleware import Attempt, Middleware, Parts, RunState
+from fl_privacy.wire.middleware import Attempt, Middleware, Parts, RunState, first
+from fl_privacy.wire.rows import Rows
 from fl_privacy.wire.stream import header_of
 
 from .state import ShardStore
+
+Array = NDArray[np.float32]
 
 
 class Aggregator(Middleware):
     """A round is settled in two steps, so that either all aggregators move on or none does."""
 
-    def __init__(
-        self, federation: Federation, folder: Path, log: Log, recorder: ViewWriter | None = None
-    ) -> None:
+    def __init__(self, federation: Federation, folder: Path, log: Log, recorder: ViewWriter | None = None) -> None:
         super().__init__(federation, log, recorder)
         if not isinstance(federation.route, ShardsRoute):
             raise ConfigError(f"route.kind: {federation.route.kind!r} has no aggregators; use shards")
         self._store = ShardStore(folder)
 
-    async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> None:
+    async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Array:
         """The shard that the last round left is what this one starts from; a later one is rolled back."""
         model, _ = await asyncio.to_thread(self._store.load, state.name, header.round - 1)
         if model.size != header.length:
             raise ProtocolError("INVALID_ARGUMENT", f"length: {header.length} where this shard has {model.size}")
-        self.put_model(state, model)
-        state.version = header.round - 1
+        return model
 
     async def seed(self, parts: Parts, context: Any) -> pb.Empty:
         """The evaluator hands over the initial shard, once a run."""
         peer(context, self.federation.name, "evaluator")
-        header = None
-        async for part in parts:
-            header = header_of(part, "vector")
-            break
-        if header is None:
-            raise ProtocolError("INVALID_ARGUMENT", "stream: empty")
+        header = header_of(await first(parts), "vector")
+        self._check_unseeded(header.run)
         state = self._state(header.run, create=True)
-        if self._store.newest(state.name) is not None:
-            raise ProtocolError("ALREADY_EXISTS", "seed: this run has begun")
-        await self.take_model(state, header.length, header.digest, parts)
-        assert state.model is not None
-        await asyncio.to_thread(self._store.save, state.name, 0, state.model, {})
+        shard = await self.take_model(header.length, header.digest, parts)
+        self._check_unseeded(header.run)  # the run may have begun while the shard came
+        await asyncio.to_thread(self._store.save, state.name, 0, shard, {})
+        self.put_model(state, shard, 0)
         return pb.Empty()
+
+    def _check_unseeded(self, run: str) -> None:
+        if self._store.newest(run) is not None:
+            raise ProtocolError("ALREADY_EXISTS", "seed: this run has begun")
 
     async def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
         """Who is in, as a digest, and how many: the server compares the aggregators before it lets them settle."""
@@ -81,29 +80,35 @@ class Aggregator(Middleware):
         if not request.commit:
             attempt.fail("another aggregator did not close this round")
             return pb.Empty()
-        if attempt.round.phase is Phase.RELEASED:
-            return pb.Empty()  # the answer to the first call was lost
-        clients = attempt.round.release()
-        state.released.add(request.attempt)
-        shard, moments = await asyncio.to_thread(self._apply, state, attempt, clients)
-        await asyncio.to_thread(self._store.save, state.name, request.round, shard, moments)
-        attempt.rows = None
-        self.put_model(state, shard)
-        state.version = request.round
-        self.log("released", run=request.run, round=request.round, count=len(clients))
+        if attempt.settling is None:
+            clients = attempt.round.release()
+            self.released.add(request.attempt)
+            attempt.settling = asyncio.create_task(self._settle(state, attempt, clients))
+        # A caller that goes away must not leave a round half settled, and one that asks again gets the same answer.
+        await asyncio.shield(attempt.settling)
         return pb.Empty()
 
+    async def _settle(self, state: RunState, attempt: Attempt, clients: tuple[str, ...]) -> None:
+        spec, rows, model = attempt.round.spec, attempt.rows, state.model
+        assert rows is not None
+        assert model is not None
+        try:
+            shard, moments = await asyncio.to_thread(self._apply, spec, rows, model, clients)
+            await asyncio.to_thread(self._store.save, spec.run, spec.round, shard, moments)
+        finally:
+            attempt.forget()
+        if state.attempt is attempt:
+            self.put_model(state, shard, spec.round)
+        self.log("released", run=spec.run, round=spec.round, count=len(clients))
+
     def _apply(
-        self, state: RunState, attempt: Attempt, clients: tuple[str, ...]
-    ) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
-        assert attempt.rows is not None
-        assert state.model is not None
-        matrix, tiers = attempt.rows.gather(clients)
-        spec = attempt.round.spec
+        self, spec: RoundSpec, rows: Rows, model: Array, clients: tuple[str, ...]
+    ) -> tuple[Array, dict[str, NDArray[Any]]]:
+        matrix, tiers = rows.gather(clients)
         if self.recorder is not None:
             events = [{"name": name, "row": row} for row, name in enumerate(clients)]
             self.recorder.record(spec.round, spec.attempt, {"updates": matrix}, tiers, events)
         rule = optimiser.make(**self.federation.combine.model_dump(exclude={"mu"}))
-        rule.restore(self._store.load(state.name, spec.round - 1)[1])
-        shard = rule.step(state.model, mean.weighted(matrix, exact=self.federation.reproducible))
+        rule.restore(self._store.load(spec.run, spec.round - 1)[1])
+        shard = rule.step(model, mean.weighted(matrix, exact=self.federation.reproducible))
         return shard, rule.state()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from typing import Any
 
 HEAD = struct.Struct("!IQ")
@@ -28,23 +29,34 @@ def send(connection: socket.socket, fields: dict[str, Any], payload: bytes | mem
 
 
 def receive(connection: socket.socket, most: int = MAX_BYTES) -> tuple[dict[str, Any], bytearray]:
-    """One frame of at most `most` payload bytes; anything else is an error."""
-    text_size, size = HEAD.unpack(_exactly(connection, HEAD.size))
+    """One frame of at most `most` payload bytes, all of it within the socket's timeout; anything else is an error."""
+    patience = connection.gettimeout()
+    until = None if patience is None else time.monotonic() + patience
+    try:
+        return _frame(connection, most, until)
+    finally:
+        connection.settimeout(patience)
+
+
+def _frame(connection: socket.socket, most: int, until: float | None) -> tuple[dict[str, Any], bytearray]:
+    text_size, size = HEAD.unpack(_exactly(connection, HEAD.size, until))
     if text_size > MAX_JSON or size > most:
         raise PipeError(f"frame of {text_size} + {size} bytes is too large")
     try:
-        fields = json.loads(bytes(_exactly(connection, text_size)))
-    except ValueError:
+        fields = json.loads(bytes(_exactly(connection, text_size, until)))
+    except (ValueError, RecursionError):
         raise PipeError("frame is not JSON") from None
     if not isinstance(fields, dict):
         raise PipeError("frame is not an object")
-    return fields, _exactly(connection, size)
+    return fields, _exactly(connection, size, until)
 
 
-def _exactly(connection: socket.socket, size: int) -> bytearray:
+def _exactly(connection: socket.socket, size: int, until: float | None) -> bytearray:
     data = bytearray(size)
     view = memoryview(data)
     while view:
+        if until is not None:
+            connection.settimeout(max(1e-3, until - time.monotonic()))
         count = connection.recv_into(view)
         if count == 0:
             raise PipeError("closed in the middle of a frame")
@@ -52,7 +64,9 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
     return data
 
 
-def ask(path: str, fields: dict[str, Any], payload: bytes | memoryview, timeout: float) -> tuple[dict[str, Any], bytearray]:
+def ask(
+    path: str, fields: dict[str, Any], payload: bytes | memoryview, timeout: float
+) -> tuple[dict[str, Any], bytearray]:
     """Send the worker a ticket and wait for its receipt."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout)

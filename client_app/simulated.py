@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import Context
 
 from fl_privacy.config import Federation
+from fl_privacy.log import Log
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.wire.identity import Keyring
 
@@ -40,6 +41,13 @@ def _facts(home: str) -> Any:
 def _site(home: str, partition: int) -> Site:
     facts, work = _facts(home), _workload(home)
     name = work.federation.site_names[partition]
-    truth = Path(facts["run_dir"]) / "truth" / name
-    keys = Keyring(Path(home) / "sites" / name)
-    return Site(work.federation, name, keys, facts["middleware"], truth=truth, workload=work)
+    run_dir = Path(facts["run_dir"])
+    return Site(
+        work.federation,
+        name,
+        Keyring(Path(home) / "sites" / name),
+        facts["middleware"],
+        truth=run_dir / "truth" / name,
+        workload=work,
+        log=Log(name, run_dir / "logs" / "sites.log"),
+    )

@@ -41,10 +41,11 @@ class Site:
         data_dir: Path | None = None,
         truth: Path | None = None,
         workload: Workload | None = None,
+        log: Log | None = None,
     ) -> None:
         self.federation = federation
         self.config = federation.site(name)
-        self.log = Log(name)
+        self.log = log or Log(name)
         find_device(self.config.device)
         self._work = workload or Workload(federation, self.config.data or data_dir)
         self._data = self._work.site_data(name)
@@ -52,7 +53,6 @@ class Site:
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in middleware]
         self._owners: NDArray[np.integer] | None = None
         self._truth = truth if federation.audit else None
-        self._writer: ViewWriter | None = None
         self._sent: tuple[str, Array] = ("", np.empty(0, np.float32))
         self.log("ready", records=len(self._data), parameters=self._work.layout.size)
 
@@ -65,7 +65,9 @@ class Site:
         if ticket.federation != self.federation.digest:
             raise ProtocolError("FAILED_PRECONDITION", "ticket: of another federation config than this site's")
         if ticket.last < ticket.first or ticket.last > self.federation.rounds:
-            raise ProtocolError("INVALID_ARGUMENT", f"ticket: rounds {ticket.first} to {ticket.last} are not in the run")
+            raise ProtocolError(
+                "INVALID_ARGUMENT", f"ticket: rounds {ticket.first} to {ticket.last} are not in the run"
+            )
 
     def answer(self, ticket: Ticket, model: Array) -> Array:
         """Route `server`: the model came with the ticket, and the update goes back the same way."""
@@ -97,19 +99,20 @@ class Site:
     def _next(self, run: str, seen: pb.RoundHeader, until: float) -> tuple[pb.RoundHeader, Array] | None:
         """The next round that all of the middleware agrees on, and its model; None when the run is over."""
         while time.monotonic() < until:
-            wait = min(POLL, until - time.monotonic())
-            request = pb.FetchRequest(run=run, after_round=seen.round, after_attempt=seen.attempt, wait=wait)
-            answers = [
-                client.patiently(
-                    lambda stub=stub: client.fetch(stub, request, wait + CALL), until, grpc.StatusCode.NOT_FOUND
-                )
-                for stub in self._stubs
-            ]
+            answers = [self._fetch(stub, run, seen, until) for stub in self._stubs]
             if any(header.finished for header, _ in answers):
                 return None
             if all(header.round for header, _ in answers) and len({h.attempt for h, _ in answers}) == 1:
                 return answers[0][0], self._join([model for _, model in answers])
         return None
+
+    def _fetch(
+        self, stub: rpc.Stub, run: str, seen: pb.RoundHeader, until: float
+    ) -> tuple[pb.RoundHeader, Array | None]:
+        wait = max(0.0, min(POLL, until - time.monotonic()))
+        request = pb.FetchRequest(run=run, after_round=seen.round, after_attempt=seen.attempt, wait=wait)
+        # A middleware that was restarted does not know the run until the server opens its next round.
+        return client.patiently(lambda: client.fetch(stub, request, wait + CALL), until, grpc.StatusCode.NOT_FOUND)
 
     def _one_round(self, header: pb.RoundHeader, model: Array) -> None:
         layout = self._work.layout
@@ -120,12 +123,14 @@ class Site:
         until = time.monotonic() + header.deadline
         update = self._update(header.run, header.round, header.attempt, model)
         for stub, part in zip(self._stubs, self._split(update), strict=True):
-            client.patiently(
-                lambda stub=stub, part=part: client.submit(
-                    stub, header, part, max(1.0, until - time.monotonic()), floor=self.federation.floor
-                ),
-                until,
-            )
+            self._submit(stub, header, part, until)
+
+    def _submit(self, stub: rpc.Stub, header: pb.RoundHeader, part: Array, until: float) -> None:
+        def send() -> bool:
+            left = max(1.0, until - time.monotonic())
+            return client.submit(stub, header, part, left, floor=self.federation.floor)
+
+        client.patiently(send, until)
 
     def _update(self, run: str, round: int, attempt: str, model: Array) -> Array:
         """The update of an attempt: made once, so that a resend is the same bytes."""
@@ -140,11 +145,11 @@ class Site:
         return update
 
     def _record(self, run: str, round: int, attempt: str, update: Array) -> None:
-        if self._writer is None:
-            assert self._truth is not None
-            key, certificate = load_key(self._keys.key_file), self._keys.certificate_file.read_bytes()
-            self._writer = ViewWriter(self._truth, self.config.name, run, key, certificate)
-        self._writer.record(round, attempt or "server", {"update": update})
+        assert self._truth is not None
+        key, certificate = load_key(self._keys.key_file), self._keys.certificate_file.read_bytes()
+        # Opened anew each time: in simulation a site moves from one actor to another.
+        writer = ViewWriter(self._truth, self.config.name, run, key, certificate)
+        writer.record(round, attempt or "server", {"update": update})
 
     def _split(self, update: Array) -> list[Array]:
         if not isinstance(self.federation.route, ShardsRoute):
@@ -160,7 +165,5 @@ class Site:
     def _shard_owners(self) -> NDArray[np.integer]:
         if self._owners is None:
             assert isinstance(self.federation.route, ShardsRoute)
-            self._owners = masks.owners(
-                self._work.layout.size, self.federation.route.aggregators, self.federation.seed
-            )
+            self._owners = masks.owners(self._work.layout.size, self.federation.route.aggregators, self.federation.seed)
         return self._owners

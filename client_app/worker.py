@@ -1,4 +1,4 @@
-"""`python -m client_app.worker`: the long-lived process of one site, behind a Unix socket that only its own ClientApp reaches."""
+"""`python -m client_app.worker`: the long-lived process of one site, behind a Unix socket for its own ClientApp."""
 
 from __future__ import annotations
 
@@ -68,7 +68,6 @@ def serve(listener: socket.socket, site: Site) -> None:
             connection.settimeout(pipe.PATIENCE)
             try:
                 fields, payload = pipe.receive(connection, most)
-                connection.settimeout(None)
                 pipe.send(connection, *answer(site, fields, payload))
             except (OSError, pipe.PipeError) as error:
                 site.log("pipe", reason=str(error))
@@ -78,6 +77,8 @@ def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> tuple[dict
     """Do what the ticket asks; the reply says done, refused or failed, and why only to the site's own log."""
     try:
         ticket = Ticket.model_validate(fields)
+        if len(payload) % 4:
+            raise ProtocolError("INVALID_ARGUMENT", "model: not a whole number of float32")
         if payload:
             update = site.answer(ticket, np.frombuffer(payload, "<f4").astype(np.float32))
             return {"status": "done"}, data_bytes(update)

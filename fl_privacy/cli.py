@@ -76,7 +76,10 @@ def _interrupt() -> NoReturn:
 
 def _print_result(result: Any) -> None:
     path = os.path.relpath(result.path)
-    out.print(f"\nfinal accuracy {result.accuracy:.4f} after {result.rounds} rounds in {result.seconds:.1f} s", highlight=False)
+    out.print(
+        f"\nfinal accuracy {result.accuracy:.4f} after {result.rounds} rounds in {result.seconds:.1f} s",
+        highlight=False,
+    )
     out.print(f"the run is in  {path}", highlight=False, soft_wrap=True)
     out.print(f"try next       fl-privacy transcript verify {path}", highlight=False, soft_wrap=True)
 
@@ -94,7 +97,9 @@ def plan(config: Config, as_json: Json = False) -> None:
         rows = [{**vars(c), "bytes_in": c.bytes_in, "bytes_out": c.bytes_out} for c in costs]
         print(json.dumps({"parameters": parameters, "rounds": federation.rounds, "per_round": rows}))
         return
-    table = Table(title=f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; one round, each party")
+    table = Table(
+        title=f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; one round, each party"
+    )
     for column in ("party", "how many", "messages", "parameters in", "parameters out", "MB in", "MB out"):
         table.add_column(column, justify="left" if column == "party" else "right")
     for c in costs:
@@ -124,7 +129,10 @@ def preflight(
     else:
         for check in found:
             mark = "[green]ok  [/]" if check.ok else "[red]FAIL[/]"
-            out.print(f"{mark} {check.name:<12} {check.detail}" + (f"\n     fix: {check.fix}" if check.fix else ""), highlight=False)
+            out.print(
+                f"{mark} {check.name:<12} {check.detail}" + (f"\n     fix: {check.fix}" if check.fix else ""),
+                highlight=False,
+            )
     if not all(check.ok for check in found):
         raise typer.Exit(2)
 
@@ -132,7 +140,9 @@ def preflight(
 @transcript_app.command()
 def verify(
     run: RunPath,
-    ca: Annotated[Path | None, typer.Option(help="The authority's certificate; default: pki/ca.pem beside the run.")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="The authority's certificate; default: pki/ca.pem beside the run.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check every digest, chain and signature of a run."""
@@ -143,7 +153,7 @@ def verify(
         raise FederationError(f"ca: {anchor} is not there; give the authority's certificate with --ca")
     report = check(run, anchor.read_bytes())
     if as_json:
-        print(json.dumps(report.to_dict()))
+        print(json.dumps({"ok": report.ok, "findings": [vars(finding) for finding in report.findings]}))
     else:
         for finding in report.findings:
             out.print(str(finding), highlight=False, soft_wrap=True, markup=False)
@@ -157,14 +167,18 @@ def show(run: RunPath, as_json: Json = False) -> None:
     from fl_privacy.transcript import open_run
 
     opened = open_run(run)
-    views = {}
+    views: dict[str, dict[str, Any]] = {}
     for name in opened.observers:
         view = opened.view(name)
         arrays = view.round(view.rounds[-1]).arrays if view.rounds else {}
         views[name] = {"rounds": len(view.rounds), "arrays": {k: list(a.shape) for k, a in arrays.items()}}
     manifest = opened.manifest
     if as_json:
-        print(json.dumps({"run": manifest["run"], "status": manifest["status"], "views": views, "metrics": opened.metrics}))
+        print(
+            json.dumps(
+                {"run": manifest["run"], "status": manifest["status"], "views": views, "metrics": opened.metrics}
+            )
+        )
         return
     out.print(f"{manifest['run']}: {manifest['status']}, made {manifest['created']}", highlight=False)
     for row in opened.metrics:

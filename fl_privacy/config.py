@@ -154,7 +154,9 @@ class Federation(Model):
     task: Task = Task()
     rounds: int = Field(5, ge=1, le=100_000)
     cohort: int = Field(0, ge=0, validate_default=True, description="sites a round; default (0): all")
-    quorum: int = Field(0, ge=0, validate_default=True, description="fewest answers that make a round; default (0): cohort")
+    quorum: int = Field(
+        0, ge=0, validate_default=True, description="fewest answers that make a round; default (0): cohort"
+    )
     deadline: float = Field(120.0, gt=0, le=86_400, description="seconds a round may take")
     rounds_per_message: int = Field(1, ge=1, le=10_000, description="rounds that one Flower message starts")
     attempts: int = Field(3, ge=1, le=100, description="tries at a round before the run fails")
@@ -229,7 +231,7 @@ class Federation(Model):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what all parties must agree on; where a site keeps its data and on which device is its own affair."""
+        """SHA-256 of what all parties must agree on; a site's data folder and device are its own affair."""
         values = self.model_dump(mode="json")
         values["sites"] = [{"name": site.name, "epsilon": site.epsilon} for site in self.sites]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -251,7 +253,9 @@ class Federation(Model):
 
 
 def _names_differ(f: Federation) -> str | None:
-    twice = sorted({n for n in f.site_names if f.site_names.count(n) > 1}) if len(set(f.site_names)) < len(f.sites) else []
+    twice = (
+        sorted({n for n in f.site_names if f.site_names.count(n) > 1}) if len(set(f.site_names)) < len(f.sites) else []
+    )
     return f"sites: {twice[0]!r} is there twice; give every site its own name" if twice else None
 
 

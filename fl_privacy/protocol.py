@@ -112,15 +112,14 @@ class Round:
             raise ProtocolError(
                 "INVALID_ARGUMENT", f"length: {submission.length} parameters where the round has {self.spec.length}"
             )
-        if not 1 <= submission.floor <= MAX_COHORT:
-            raise ProtocolError("INVALID_ARGUMENT", f"floor: {submission.floor} is out of range")
+        if not 1 <= submission.floor <= self.spec.cohort:
+            raise ProtocolError("INVALID_ARGUMENT", f"floor: {submission.floor} in a cohort of {self.spec.cohort}")
         if client in self._accepted:
             if self._accepted[client].digest == submission.digest:
                 return None
             raise ProtocolError("ALREADY_EXISTS", "digest: another update of this client is in already")
         self.tick(now)
-        if self.is_over:
-            raise ProtocolError("FAILED_PRECONDITION", f"round {self.spec.round} is {self.phase}; it takes no more")
+        self._check_open()
         if client not in self._running and len(self._accepted) + len(self._running) >= self.spec.cohort:
             raise ProtocolError("RESOURCE_EXHAUSTED", f"round {self.spec.round} has its cohort of {self.spec.cohort}")
         self.phase = Phase.COLLECTING
@@ -132,14 +131,16 @@ class Round:
         """Whether this stream is still the client's current one."""
         return self._running.get(client) == ticket
 
-    def commit(self, client: str, ticket: int, submission: Submission, now: float) -> None:
-        """The whole update is in and checked. All or nothing: before this call it did not exist."""
+    def check(self, client: str, ticket: int, now: float) -> None:
+        """Whether this stream may go on: nothing is written for a superseded one, nor once the round is over."""
         if not self.holds(client, ticket):
             raise ProtocolError("ABORTED", "superseded by a newer submission of the same client")
         self.tick(now)
-        if self.is_over:
-            del self._running[client]
-            raise ProtocolError("FAILED_PRECONDITION", f"round {self.spec.round} is {self.phase}; it takes no more")
+        self._check_open()
+
+    def commit(self, client: str, ticket: int, submission: Submission, now: float) -> None:
+        """The whole update is in and checked. All or nothing: before this call it did not exist."""
+        self.check(client, ticket, now)
         del self._running[client]
         self._accepted[client] = submission
         if len(self._accepted) == self.spec.cohort:
@@ -157,8 +158,8 @@ class Round:
         return self.phase
 
     def fail(self, reason: str) -> None:
-        """Give the round up, unless it has been released."""
-        if self.phase is not Phase.RELEASED:
+        """Give the round up, unless it has been released; the first reason stands."""
+        if self.phase not in (Phase.RELEASED, Phase.FAILED):
             self.phase, self.reason = Phase.FAILED, reason
 
     def release(self) -> tuple[str, ...]:
@@ -167,6 +168,10 @@ class Round:
             raise ProtocolError("FAILED_PRECONDITION", f"round {self.spec.round} is {self.phase}: nothing to release")
         self.phase = Phase.RELEASED
         return self.accepted
+
+    def _check_open(self) -> None:
+        if self.is_over:
+            raise ProtocolError("FAILED_PRECONDITION", f"round {self.spec.round} is {self.phase}; it takes no more")
 
     def _close(self) -> None:
         count, needed = len(self._accepted), self.needed

@@ -89,8 +89,8 @@ class Coordinator:
             for round in range(done + 1, self.federation.rounds + 1):
                 self._round(round, present)
         except BaseException as error:
-            self.run.close("failed")
             self.log("failed", run=self.plan.run, reason=_reason(error))
+            self.run.close("failed")
             raise
         else:
             self.run.close("completed")

@@ -37,7 +37,7 @@ class Nodes:
             time.sleep(POLL)
         if len(self._ids) < self._federation.quorum:
             raise FederationError(
-                f"sites: {len(self._ids)} of {len(self._federation.sites)} came within {self._federation.deadline:g} s, "
+                f"sites: {len(self._ids)} of {len(self._federation.sites)} came in {self._federation.deadline:g} s, "
                 f"and the quorum is {self._federation.quorum}; look at the sites' logs"
             )
         return sorted(self._ids)

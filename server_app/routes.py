@@ -147,7 +147,9 @@ class _ByMiddleware:
             while wait(futures, RECEIPT_POLL).not_done:
                 receipts += self._receipts()
                 if len(ask.cohort) - len(self._refusals) < self._federation.quorum:
-                    raise RoundFailed(f"{len(self._refusals)} of {len(ask.cohort)} sites refused or failed; see their logs")
+                    raise RoundFailed(
+                        f"{len(self._refusals)} of {len(ask.cohort)} sites refused or failed; see their logs"
+                    )
             return [future.result() for future in futures], receipts
         finally:
             for call in calls:
@@ -195,7 +197,9 @@ class ThroughShards(_ByMiddleware):
             settle = pb.SettleRequest(run=ask.run, round=ask.round, attempt=ask.attempt, commit=agreed)
             stub.settle(settle, timeout=CALL)
         if not agreed:
-            reasons = sorted({r.reason for r in releases if r.reason}) or ["the aggregators did not get the same updates"]
+            reasons = sorted({r.reason for r in releases if r.reason}) or [
+                "the aggregators did not get the same updates"
+            ]
             raise RoundFailed(reasons[0])
         return Outcome(releases[0].count, receipts=receipts)
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from fl_privacy.config import Federation, ShufflerRoute
 from fl_privacy.errors import ConfigError
 from fl_privacy.log import Log
-from fl_privacy.shuffle import LEVELS, keys
+from fl_privacy.shuffle import LEVELS, Matrix, keys
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.middleware import Attempt, Middleware, Parts, RunState
@@ -24,15 +24,14 @@ class Shuffler(Middleware):
             raise ConfigError(f"route.kind: {federation.route.kind!r} has no shuffler; use shuffler")
         self._level = LEVELS[federation.route.level]
 
-    async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> None:
-        await self.take_model(state, header.length, header.model, parts)
-        state.version = header.round - 1
+    async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Matrix:
+        return await self.take_model(header.length, header.model, parts)
 
     async def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
         spec, rows = attempt.round.spec, attempt.rows
         clients = attempt.round.release()
         assert rows is not None
-        state.released.add(spec.attempt)
+        self.released.add(spec.attempt)
         try:
             matrix, tiers = await asyncio.to_thread(rows.gather, clients)
             if self.recorder is not None:
@@ -49,7 +48,7 @@ class Shuffler(Middleware):
             for part in chunks(pb.Chunk(release=header), matrix):
                 yield part
         finally:
-            attempt.rows = None
+            attempt.forget()
 
     def _key(self, run: str, round: int, attempt: str) -> bytes:
         """Bound to run, round and attempt; seeded only where the federation asks to be repeatable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import math
@@ -49,13 +50,23 @@ class Authority:
         builder = _certificate(self.name, self.name, self.key).add_extension(x509.BasicConstraints(True, None), True)
         self.pem = builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, role: str, name: str, days: float = 1, start: float = -1, federation: str = "demo") -> Credentials:
+    def issue(
+        self,
+        role: str,
+        name: str,
+        days: float = 1,
+        start: float = -1,
+        federation: str = "demo",
+        *extensions: x509.ExtensionType,
+    ) -> Credentials:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         uri = x509.UniformResourceIdentifier(f"fl-privacy://{federation}/{role}/{name}")
         builder = _certificate(subject, self.name, key, days, start).add_extension(
             x509.SubjectAlternativeName([uri]), False
         )
+        for extension in extensions:
+            builder = builder.add_extension(extension, True)
         return Credentials(key, builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
 
@@ -425,6 +436,13 @@ def test_no_byte_of_a_run_can_change_unseen(data: st.DataObject, finished: Path)
         path.write_bytes(good)
 
 
+@pytest.mark.parametrize("name", ["manifest.sig.json", "views/server/head.json"])
+def test_a_signed_document_has_one_form(name: str, run_path: Path) -> None:
+    path = run_path / name
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
+    assert f"{path.name}: not in canonical form" in problems(run_path)
+
+
 def test_extra_files_and_links_are_found(run_path: Path, tmp_path: Path) -> None:
     folder = run_path / "views/server"
     (folder / "notes.txt").write_text("hello")
@@ -455,7 +473,7 @@ def sign_head(folder: Path, entries: list[chain.Entry], head: dict[str, Any], wh
     (folder / "head.json").write_bytes(canonical(Signer(*who).sign(HEAD_DOMAIN, document)) + b"\n")
 
 
-def rewrite(folder: Path, who: Credentials | None) -> None:
+def rewrite(folder: Path, who: Credentials | None, new_head: bool = True) -> None:
     """Change one array and recompute every digest and link after it, as someone without the key could."""
     view = chain.read_chain(folder)
     entries: list[chain.Entry] = []
@@ -467,7 +485,8 @@ def rewrite(folder: Path, who: Credentials | None) -> None:
         entries.append(chain.Entry(old.seq, old.round, old.attempt, files, prev))
         prev = entries[-1].head
     (folder / "chain.jsonl").write_bytes(b"".join(entry.line for entry in entries))
-    (folder / "head.json").write_bytes(canonical({**view.head, "head": prev}) + b"\n")
+    if new_head:
+        (folder / "head.json").write_bytes(canonical({**view.head, "head": prev}) + b"\n")
     if who:
         sign_head(folder, entries, view.head, who)
 
@@ -488,8 +507,10 @@ def test_a_rewritten_history_is_found_even_with_the_observers_own_key(run_path: 
 
 
 def test_recomputed_digests_do_not_help_without_the_key(run_path: Path) -> None:
-    rewrite(run_path / "views/server", None)
+    rewrite(run_path / "views/shuffler", None)
     assert "head.json: the signature does not fit the content" in problems(run_path)
+    rewrite(run_path / "views/server", None, new_head=False)
+    assert "chain.jsonl: does not lead to the head that head.json signs" in problems(run_path)
 
 
 FORGERS = {
@@ -498,6 +519,7 @@ FORGERS = {
     "another observer": (SHUFFLER, "signed by shuffler"),
     "a site called server": (CA.issue("site", "server"), "sites sign truth"),
     "a server of another federation": (CA.issue("server", "server", federation="other"), "federation other"),
+    "a CA": (CA.issue("server", "server", 1, -1, "demo", x509.BasicConstraints(True, None)), "not transcripts"),
     "a certificate that had expired": (CA.issue("server", "server", days=-0.5), "does not lead to the CA"),
     "a certificate that is not valid yet": (CA.issue("server", "server", days=2, start=1), "does not lead to the CA"),
 }
@@ -512,13 +534,45 @@ def test_a_view_signed_anew_by_someone_else_is_found(forger: str, run_path: Path
     assert "head.json" in problems(run_path)
 
 
-def test_a_certificate_issued_by_a_site_is_worth_nothing(run_path: Path) -> None:
-    forger = Authority()
-    forger.key, forger.name = SITE.key, x509.load_pem_x509_certificate(SITE.pem).subject
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_mangled_certificate_is_a_problem_and_no_crash(data: st.DataObject, finished: Path) -> None:
+    """Its holder signs with it, so that nothing but what the CA signed (the certificate's first part) is wrong."""
+    path = finished / "views/server/head.json"
+    good = path.read_bytes()
+    certificate = x509.load_pem_x509_certificate(SERVER.pem)
+    der = bytearray(certificate.public_bytes(serialization.Encoding.DER))
+    der[data.draw(st.integers(0, 3 + len(certificate.tbs_certificate_bytes)))] ^= data.draw(st.integers(1, 255))
+    pem = f"-----BEGIN CERTIFICATE-----\n{base64.encodebytes(der).decode()}-----END CERTIFICATE-----\n"
+    body = {key: value for key, value in json.loads(good).items() if key != "signature"} | {"certificate": pem}
+    signature = SERVER.key.sign(HEAD_DOMAIN + canonical(body), ec.ECDSA(hashes.SHA256()))
+    path.write_bytes(canonical({**body, "signature": signature.hex()}) + b"\n")
+    try:
+        assert "head.json" in problems(finished)
+    finally:
+        path.write_bytes(good)
+
+
+@pytest.mark.parametrize("extensions", [(), (x509.BasicConstraints(False, None),)])
+def test_a_certificate_issued_by_a_site_is_worth_nothing(extensions: Any, run_path: Path) -> None:
+    forger, site = Authority(), CA.issue("site", "site-0", 1, -1, "demo", *extensions)
+    forger.key, forger.name = site.key, x509.load_pem_x509_certificate(site.pem).subject
     forged = forger.issue("server", "server")
     view = chain.read_chain(run_path / "views/server")
-    sign_head(run_path / "views/server", view.entries, view.head, Credentials(forged.key, forged.pem + SITE.pem))
+    sign_head(run_path / "views/server", view.entries, view.head, Credentials(forged.key, forged.pem + site.pem))
     assert "does not lead to the CA" in problems(run_path)
+
+
+@pytest.mark.parametrize("may_issue", [True, False])
+def test_an_intermediate_ca_counts_if_it_may_issue(may_issue: bool, run_path: Path) -> None:
+    usage = x509.KeyUsage(not may_issue, False, False, False, False, may_issue, False, False, False)
+    issued = CA.issue("ca", "hospital", 1, -1, "demo", x509.BasicConstraints(True, 0), usage)
+    middle = Authority()
+    middle.key, middle.name = issued.key, x509.load_pem_x509_certificate(issued.pem).subject
+    server = middle.issue("server", "server")
+    view = chain.read_chain(run_path / "views/server")
+    sign_head(run_path / "views/server", view.entries, view.head, Credentials(server.key, server.pem + issued.pem))
+    assert verify(run_path, CA.pem).ok is may_issue
 
 
 def test_a_certificate_may_expire_after_it_signed(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ def weighted(
     Exact: the same bits for every order of the (row, weight) pairs, and on a shard as on the whole vector. Each
     product w x is rounded to a multiple of 2^-s, with s of the column the largest for which n such integers cannot
     overflow 63 bits. With M the column's largest |w x| and n < 2^b rows, the multiples are of at most M 2^(b - 61), so
-    the sum is wrong by at most n M 2^(b - 62) <= n^2 M 2^-61 beside the rounding of the products (n M 2^-53) and of the
-    result to float32: no more than the fast sum's own error, up to 2^8 rows, and below float32's up to 2^18.
+    the sum is wrong by at most n M 2^(b - 62) <= n^2 M 2^-61: 2^8 times less than the fast sum at its worst. Only the
+    products (n M 2^-53) and the result (to float32) are rounded beside.
     """
     _check_matrix(matrix)
     shares = normalised(weights, matrix.shape[0])

@@ -78,13 +78,13 @@ class FedAvg(Optimiser):
 
 
 class Adaptive(Optimiser):
-    """x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau), m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t; v_{-1} = tau^2."""
+    """x_{t+1} = x_t + lr m_t / (sqrt(v_t) + tau), m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t; v_{-1} = tau^2."""
 
     names = ("m", "v")
 
-    def __init__(self, eta: float, beta1: float, beta2: float, tau: float) -> None:
+    def __init__(self, lr: float, beta1: float, beta2: float, tau: float) -> None:
         super().__init__()
-        self.eta, self.tau = _positive("eta", eta), _positive("tau", tau)
+        self.lr, self.tau = _positive("lr", lr), _positive("tau", tau)
         self.beta1, self.beta2 = _fraction("beta1", beta1), _fraction("beta2", beta2)
 
     def initial(self, name: str) -> float:
@@ -98,14 +98,14 @@ class Adaptive(Optimiser):
         # The state is float32, as it is checkpointed; a step reads what the next one would after a restart.
         state["m"][:] = self.beta1 * state["m"].astype(np.float64) + (1 - self.beta1) * mean
         state["v"][:] = self.second(state["v"].astype(np.float64), mean * mean)
-        return model + self.eta * state["m"] / (np.sqrt(state["v"].astype(np.float64)) + self.tau)
+        return model + self.lr * state["m"] / (np.sqrt(state["v"].astype(np.float64)) + self.tau)
 
 
 class FedAdam(Adaptive):
     """v_t = beta_2 v_{t-1} + (1 - beta_2) Delta_t^2; defaults as Flower's, without its bias correction."""
 
-    def __init__(self, eta: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
-        super().__init__(eta, beta1, beta2, tau)
+    def __init__(self, lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
+        super().__init__(lr, beta1, beta2, tau)
 
     def second(self, v: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
         return self.beta2 * v + (1 - self.beta2) * square
@@ -114,8 +114,8 @@ class FedAdam(Adaptive):
 class FedYogi(Adaptive):
     """v_t = v_{t-1} - (1 - beta_2) Delta_t^2 sign(v_{t-1} - Delta_t^2); defaults as Flower's."""
 
-    def __init__(self, eta: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
-        super().__init__(eta, beta1, beta2, tau)
+    def __init__(self, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
+        super().__init__(lr, beta1, beta2, tau)
 
     def second(self, v: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
         return v - (1 - self.beta2) * square * np.sign(v - square)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fl_privacy.kernels.jit import compiled
 
 OBLIVIOUS_ROWS = 24  # above this, n (n - 1) / 2 vector exchanges cost more than n - 1 scalar swaps
-TILE = 512  # columns whose draws stay in the first-level cache
+TILE = 1024  # columns whose draws stay in the first-level cache
 
 
 @compiled

@@ -14,14 +14,24 @@ SPLIT_TILE = 1024
 JOIN_TILE = 2**15  # values, owners and results of a tile stay in the second-level cache
 
 
+# Two coordinates a step: a cursor just stored is slow to load again, so a step loads both before it stores.
+
+
 @compiled
 def _places(owners: Owners, cursors: NDArray[np.uint64], places: NDArray[np.uint32]) -> None:
     """Where each coordinate goes: its owner's cursor, moved on by one."""
-    for c in range(owners.size):
-        owner = owners[c]
-        at = cursors[owner]
+    one = np.uint64(1)
+    even = owners.size - owners.size % 2
+    for c in range(0, even, 2):
+        first, second = owners[c], owners[c + 1]
+        at, then = cursors[first], cursors[second] + np.uint64(first == second)
+        cursors[first] = at + one
+        cursors[second] = then + one
         places[c] = np.uint32(at)
-        cursors[owner] = at + np.uint64(1)
+        places[c + 1] = np.uint32(then)
+    for c in range(even, owners.size):
+        places[c] = np.uint32(cursors[owners[c]])
+        cursors[owners[c]] += one
 
 
 @compiled
@@ -32,16 +42,24 @@ def _scatter(values: NDArray[np.float32], places: NDArray[np.uint32], out: NDArr
 
 @compiled
 def _gather(values: NDArray[np.float32], owners: Owners, cursors: NDArray[np.uint64], out: NDArray[np.float32]) -> None:
-    for c in range(owners.size):
-        owner = owners[c]
-        at = cursors[owner]
+    """Each coordinate from its owner's cursor, moved on by one."""
+    one = np.uint64(1)
+    even = owners.size - owners.size % 2
+    for c in range(0, even, 2):
+        first, second = owners[c], owners[c + 1]
+        at, then = cursors[first], cursors[second] + np.uint64(first == second)
+        cursors[first] = at + one
+        cursors[second] = then + one
         out[c] = values[at]
-        cursors[owner] = at + np.uint64(1)
+        out[c + 1] = values[then]
+    for c in range(even, owners.size):
+        out[c] = values[cursors[owners[c]]]
+        cursors[owners[c]] += one
 
 
 @compiled
 def _count(owners: Owners, counts: NDArray[np.int64]) -> None:
-    """How many coordinates each owner has; four histograms, since a counter just stored is slow to load again."""
+    """How many coordinates each owner has, in four histograms for the same reason."""
     banks = np.zeros((4, counts.size), np.int64)
     whole = owners.size - owners.size % 4
     for c in range(0, whole, 4):

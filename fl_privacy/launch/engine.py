@@ -13,6 +13,7 @@ from fl_privacy.config import Federation
 from fl_privacy.errors import LaunchError
 from fl_privacy.launch import local, simulation
 from fl_privacy.launch.ground import Ground, new_run_name
+from fl_privacy.launch.preflight import disk
 from fl_privacy.launch.processes import Tail
 
 ENGINES = {"local": local.start, "simulation": simulation.start}
@@ -50,6 +51,9 @@ def up(
         raise LaunchError(f"engine: {engine!r} is unknown; use {' or '.join(ENGINES)}")
     if resume is not None and not (runs_dir / resume / "checkpoints").is_dir():
         raise LaunchError(f"resume: {runs_dir / resume} has no checkpoint; start it anew")
+    room = disk(runs_dir)
+    if not room.ok:
+        raise LaunchError(f"disk: {room.detail}; {room.fix}")
     began = time.monotonic()
     ground = Ground(federation, resume or new_run_name(federation), runs_dir.resolve(), data_dir)
     control = None
@@ -57,9 +61,9 @@ def up(
         control, flower_run = ENGINES[engine](ground)
         status, reason = _follow(ground, control, flower_run, watch)
     finally:
-        ground.clear()
         if control is not None:
             control.close()
+        ground.clear()
     watch(ground)
     last = _last_metric(ground.run_dir)
     return Result(
@@ -89,7 +93,11 @@ def _follow(ground: Ground, control: Any, flower_run: int, watch: Callable[[Grou
             found = control.status(flower_run)
             if found.status == "finished":
                 done = found.sub_status == "completed"
-                return ("completed", "") if done else ("failed", found.details or "the ServerApp failed; see superlink.log")
+                return (
+                    ("completed", "")
+                    if done
+                    else ("failed", found.details or "the ServerApp failed; see superlink.log")
+                )
         time.sleep(POLL)
 
 

@@ -45,7 +45,7 @@ def supernode(superlink: str, authority: Path, key: Path, port: int, worker: Pat
 
 
 def node_key(path: Path) -> bytes:
-    """Make a SuperNode's own key, which authenticates it to the SuperLink and opens nothing else; returns the public half."""
+    """A SuperNode's own key: authenticates it to the SuperLink, opens nothing else; returns the public half."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_secret(
         path,
@@ -53,9 +53,7 @@ def node_key(path: Path) -> bytes:
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         ),
     )
-    return key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def build_app(folder: Path = APP) -> bytes:
@@ -109,7 +107,7 @@ class Control:
 
         self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
 
-    def start_run(self, config: Mapping[str, str], app: Path = APP, simulated_sites: int = 0, cpus: float = 1.0) -> int:
+    def start_run(self, config: Mapping[str, str], app: Path = APP, simulated_sites: int = 0) -> int:
         """Submit the app; returns Flower's id of the run."""
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
@@ -119,9 +117,7 @@ class Control:
         content = build_app(app)
         simulation = None
         if simulated_sites:
-            simulation = SimulationConfig(
-                num_supernodes=simulated_sites, backend="ray", client_resources_num_cpus=cpus
-            )
+            simulation = SimulationConfig(num_supernodes=simulated_sites, backend="ray", client_resources_num_cpus=1)
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
             override_config=user_config_to_proto(dict(config)),

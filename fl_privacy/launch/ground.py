@@ -70,7 +70,9 @@ class Ground:
                 if not (folder / "cert.pem").exists():
                     authority.issue(Identity(self.federation.name, role, name), folder, HOSTS)
         except OSError as error:
-            raise LaunchError(f"runs-dir {self.runs_dir}: {error.strerror or error}; choose another --runs-dir") from None
+            raise LaunchError(
+                f"runs-dir {self.runs_dir}: {error.strerror or error}; choose another --runs-dir"
+            ) from None
         if os.geteuid() == 0:
             for folder in (self.private, pki):
                 _give(folder, PRIVATE_UID)

@@ -70,7 +70,9 @@ class Authority:
         try:
             return cls(folder, load_key(key_file), x509.load_pem_x509_certificate(certificate_file.read_bytes()))
         except (OSError, ValueError) as error:
-            raise LaunchError(f"authority {folder}: {error}; restore it, or remove the folder to make a new one") from None
+            raise LaunchError(
+                f"authority {folder}: {error}; restore it, or remove the folder to make a new one"
+            ) from None
 
     @property
     def pem(self) -> bytes:
@@ -90,9 +92,7 @@ class Authority:
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(usages, critical=False)
             .add_extension(_usage(certificates=False), critical=True)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
         keys = Keyring(folder)

@@ -45,7 +45,8 @@ def run(
     peers: list[str],
 ) -> list[Check]:
     """All checks; none stops another."""
-    checks = [flower_version(), *disk(federation, runs_dir), data(federation, data_dir), *devices(federation)]
+    checks = [flower_version(), disk(runs_dir, transcript_bytes(federation)), data(federation, data_dir)]
+    checks += devices(federation)
     checks += [port(address) for address in listen or ["127.0.0.1:0"]]
     authority = runs_dir / "pki" / "ca.pem"
     if keys is None and authority.exists():
@@ -62,17 +63,21 @@ def flower_version() -> Check:
     return Check("flower", not fix, f"flwr {found}", fix)
 
 
-def disk(federation: Federation, runs_dir: Path) -> Iterator[Check]:
-    """Room for the transcript: a model and a cohort of updates a round."""
-    from fl_privacy.tasks.workload import layout_of
-
-    place = runs_dir
+def disk(runs_dir: Path, needed: int = SPARE_DISK) -> Check:
+    """Room where the runs go."""
+    place = runs_dir.absolute()
     while not place.exists():
         place = place.parent
-    round_bytes = FLOAT * layout_of(federation).size * (federation.cohort + 1)
-    needed, free = SPARE_DISK + federation.rounds * round_bytes, shutil.disk_usage(place).free
+    free = shutil.disk_usage(place).free
     detail = f"{free / 2**20:,.0f} MiB free in {runs_dir}, about {needed / 2**20:,.0f} MiB needed"
-    yield Check("disk", free >= needed, detail, "" if free >= needed else "make room, or choose another --runs-dir")
+    return Check("disk", free >= needed, detail, "" if free >= needed else "make room, or choose another --runs-dir")
+
+
+def transcript_bytes(federation: Federation) -> int:
+    """A model and a cohort of updates a round, and what the logs may take."""
+    from fl_privacy.tasks.workload import layout_of
+
+    return SPARE_DISK + federation.rounds * FLOAT * layout_of(federation).size * (federation.cohort + 1)
 
 
 def data(federation: Federation, data_dir: Path | None) -> Check:
@@ -118,7 +123,9 @@ def dates(name: str, certificate: x509.Certificate) -> Check:
     if now > end:
         return Check(name, False, f"certificate: expired on {end:%Y-%m-%d}", "have it issued anew by the authority")
     if now < start:
-        return Check(name, False, f"certificate: valid only from {start:%Y-%m-%d %H:%M} UTC", "set this machine's clock")
+        return Check(
+            name, False, f"certificate: valid only from {start:%Y-%m-%d %H:%M} UTC", "set this machine's clock"
+        )
     return Check(name, True, f"certificate valid until {end:%Y-%m-%d}")
 
 
@@ -134,8 +141,11 @@ def certificates(federation: Federation, keys: Keyring) -> Iterator[Check]:
         return
     yield dates("certificate", certificate)
     yield _holds(
-        "authority", lambda: certificate.verify_directly_issued_by(authority), "the authority signed this certificate",
-        "the certificate is not signed by ca.pem", "take ca.pem and cert.pem from the same federation",
+        "authority",
+        lambda: certificate.verify_directly_issued_by(authority),
+        "the authority signed this certificate",
+        "the certificate is not signed by ca.pem",
+        "take ca.pem and cert.pem from the same federation",
     )
     matches = private.public_key() == certificate.public_key()
     yield Check("key", matches, "key and certificate " + ("belong together" if matches else "do not belong together"),
@@ -166,9 +176,10 @@ def peer(address: str, keys: Keyring) -> Check:
     context.load_cert_chain(keys.certificate_file, keys.key_file)
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection((host, int(number)), WAIT) as plain, context.wrap_socket(
-            plain, server_hostname=host
-        ) as secure:
+        with (
+            socket.create_connection((host, int(number)), WAIT) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
             # In TLS 1.3 the peer judges our certificate after our side of the handshake is done.
             secure.settimeout(WAIT)
             secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")

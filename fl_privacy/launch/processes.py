@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from fl_privacy.errors import LaunchError
 TERM_GRACE = 8.0
 ORPHAN_GRACE = 1.0  # Flower's executors would wait longer for their parents to come back
 POLL = 0.05
+PR_SET_PDEATHSIG = 1
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -68,7 +70,9 @@ class Child:
 
     def tail(self, lines: int = 3) -> str:
         """The end of its log, for an error message: the reason it gave, or else its last lines."""
-        reasons = [e["reason"] for e in Tail(self.log).poll() if e.get("event") in ("error", "failed") and e.get("reason")]
+        reasons = [
+            e["reason"] for e in Tail(self.log).poll() if e.get("event") in ("error", "failed") and e.get("reason")
+        ]
         if reasons:
             return str(reasons[-1])
         text = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
@@ -129,6 +133,7 @@ class Fleet:
                 stderr=output,
                 env={**os.environ, **QUIET, "PATH": _path(), **(env or {})},
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         self.children[name] = Child(name, process, log)
         pids = {child.name: child.process.pid for child in self.children.values()}
@@ -183,6 +188,12 @@ class Fleet:
             del self.children[child.name]
         if not self.children:
             self._pid_file.unlink(missing_ok=True)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end the child when we are killed outright; elsewhere nothing can be asked."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _path() -> str:

@@ -15,6 +15,7 @@ from fl_privacy.vector import Vector
 
 Owners = NDArray[np.uint8] | NDArray[np.uint16]
 MAX_AGGREGATORS = 2**16
+MAX_COORDINATES = 2**32
 PIECE = 2**16  # words drawn at a time
 
 
@@ -32,8 +33,8 @@ def owners(d: int, aggregators: int, seed: int | bytes) -> Owners:
     (probability below 2^-40 a round), all are drawn again.
     """
     _check_aggregators(aggregators)
-    if d < 0:
-        raise FederationError(f"d: {d} is negative; pass the number of coordinates")
+    if not 0 <= d < MAX_COORDINATES:
+        raise FederationError(f"d: {d} is not a number of coordinates from 0 to {MAX_COORDINATES - 1}")
     counts = sizes(d, aggregators)
     ends = np.cumsum(counts)[:-1]
     ends = ends[ends < d]  # with more aggregators than coordinates the last ones own nothing
@@ -53,7 +54,7 @@ def split(
     _check_aggregators(aggregators)
     _check_vector("vector", vector, owners.size)
     _check_range(owners, aggregators)
-    target = _target(out, owners.size)
+    target = _target(out, owners.size, [vector])
     counts = sizes(owners.size, aggregators)
     if not kernels.pick("shards", backend).split(vector, owners, counts, target):
         raise FederationError(f"owners: not {aggregators} near-equal shards; use masks.owners")
@@ -66,7 +67,7 @@ def join(shards: Sequence[Vector], owners: Owners, *, out: Vector | None = None,
     for index, (shard, size) in enumerate(zip(shards, sizes(owners.size, len(shards)), strict=True)):
         _check_vector(f"shard {index}", shard, size)
     _check_range(owners, len(shards))
-    target = _target(out, owners.size)
+    target = _target(out, owners.size, shards)
     if not kernels.pick("shards", backend).join(shards, owners, target):
         raise FederationError(f"owners: not {len(shards)} near-equal shards; use masks.owners")
     return target
@@ -105,10 +106,12 @@ def _check_vector(name: str, vector: Vector, size: int) -> None:
         )
 
 
-def _target(out: Vector | None, size: int) -> Vector:
+def _target(out: Vector | None, size: int, sources: Sequence[Vector]) -> Vector:
     if out is None:
         return np.empty(size, np.float32)
     _check_vector("out", out, size)
+    if not out.flags.writeable or any(np.may_share_memory(out, source) for source in sources):
+        raise FederationError("out: read-only or the memory of an input; pass another vector")
     return out
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fl_privacy.errors import TranscriptError
-from fl_privacy.transcript.files import canonical, open_regular, parse_object, plain
+from fl_privacy.transcript.files import canonical, first_line, open_regular, parse_object, plain
 
 Array = NDArray[Any]
 Tier = float | str | None
@@ -90,7 +90,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
     try:
         return dict(load_file(path))
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
-        raise TranscriptError(f"{path}: not a readable safetensors file ({_first_line(error)})") from None
+        raise TranscriptError(f"{path}: not a readable safetensors file ({first_line(error)})") from None
 
 
 def index_rows(
@@ -128,7 +128,7 @@ def read_index(path: Path) -> list[dict[str, Any]]:
                 raise TranscriptError(f"{path}: its columns or size are not those of this format")
             rows: list[dict[str, Any]] = table.read().to_pylist()
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-            raise TranscriptError(f"{path}: not a readable Parquet file ({_first_line(error)})") from None
+            raise TranscriptError(f"{path}: not a readable Parquet file ({first_line(error)})") from None
     return rows
 
 
@@ -189,7 +189,3 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{(str(error).splitlines() or [type(error).__name__])[0]:.120}"

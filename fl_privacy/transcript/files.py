@@ -90,7 +90,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise TranscriptError(f"{where}: not JSON ({str(error).splitlines()[0]:.80})") from None
+        raise TranscriptError(f"{where}: not JSON ({first_line(error)})") from None
     if not isinstance(value, dict):
         raise TranscriptError(f"{where}: a JSON object is needed, found {type(value).__name__}")
     return value
@@ -112,6 +112,11 @@ def read_signed(path: Path, format: int, fields: Mapping[str, type]) -> dict[str
 def check_format(document: Mapping[str, Any], format: int, path: Path) -> None:
     if document.get("format") != format:
         raise TranscriptError(f"{path}: format {document.get('format')!r:.40} is unknown; this version reads {format}")
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says about a bad file, short enough to stand inside our own line."""
+    return f"{(str(error).splitlines() or [type(error).__name__])[0]:.120}"
 
 
 def _refuse_constant(text: str) -> None:

@@ -7,17 +7,27 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509 import verification
 
 from fl_privacy.errors import TranscriptError
-from fl_privacy.transcript.files import canonical
+from fl_privacy.transcript.files import canonical, first_line
 
 HEAD_DOMAIN = b"fl-privacy/transcript/v1/head\0"
 MANIFEST_DOMAIN = b"fl-privacy/transcript/v1/manifest\0"
 IDENTITY = re.compile(r"fl-privacy://([^/]+)/([^/]+)/([^/]+)")
+MALFORMED = (
+    KeyError,
+    TypeError,
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -76,7 +86,7 @@ def check_signature(domain: bytes, document: dict[str, Any], where: str) -> Sign
         signed_at = datetime.strptime(body["signed_at"], TIME).replace(tzinfo=UTC)
         signature = bytes.fromhex(document["signature"])
         key = certificates[0].public_key()
-    except (KeyError, TypeError, ValueError):
+    except MALFORMED:
         raise TranscriptError(f"{where}: signature, certificate or time is missing or malformed") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise TranscriptError(f"{where}: the certificate's key is not on P-256")
@@ -108,8 +118,8 @@ def identify(signature: Signature, anchors: verification.Store, where: str) -> I
     try:
         verifier.verify(signature.certificates[0], signature.certificates[1:])
         names = signature.certificates[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (verification.VerificationError, x509.ExtensionNotFound, ValueError) as error:
-        reason = str(error).splitlines()[0]
+    except (verification.VerificationError, *MALFORMED) as error:
+        reason = first_line(error)
         raise TranscriptError(f"{where}: the certificate does not lead to the CA given ({reason:.120})") from None
     found = [m for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if (m := IDENTITY.fullmatch(uri))]
     if len(found) != 1:

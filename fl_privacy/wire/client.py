@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import ProtocolError
+from fl_privacy.protocol import MAX_PARAMETERS
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.rpc import Stub
 from fl_privacy.wire.stream import Receiver, chunks, digest, header_of
@@ -54,6 +55,8 @@ def fetch(stub: Stub, request: pb.FetchRequest, timeout: float) -> tuple[pb.Roun
     header: pb.RoundHeader = header_of(_first(parts), "round")
     if not header.model:
         return header, None
+    if header.length > MAX_PARAMETERS:
+        raise ProtocolError("INVALID_ARGUMENT", f"length: {header.length} is out of range")
     return header, _fill(np.empty(header.length, np.float32), parts, header.model)
 
 

@@ -13,7 +13,7 @@ from fl_privacy.errors import LaunchError, ProtocolError
 
 SCHEME = "fl-privacy"
 ROLES = ("server", "site", "shuffler", "aggregator", "evaluator", "superlink")
-_URI = re.compile(rf"^{SCHEME}://([a-z0-9-]+)/([a-z]+)/([a-z0-9-]+)$")
+_URI = re.compile(rf"{SCHEME}://([a-z0-9-]+)/([a-z]+)/([a-z0-9-]+)")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Identity:
 
     @classmethod
     def parse(cls, uri: str) -> Identity:
-        found = _URI.match(uri)
+        found = _URI.fullmatch(uri)
         if not found or found[2] not in ROLES:
             raise ProtocolError("UNAUTHENTICATED", f"certificate: {uri!r} is no identity of a federation")
         return cls(found[1], found[2], found[3])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fl_privacy.config import Federation
 from fl_privacy.errors import ProtocolError
 from fl_privacy.log import Log
-from fl_privacy.protocol import Phase, Round, RoundSpec, Submission
+from fl_privacy.protocol import MAX_PARAMETERS, Phase, Round, RoundSpec, Submission
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.identity import peer
@@ -25,7 +25,8 @@ from fl_privacy.wire.stream import Part, Receiver, chunks, digest, header_of
 
 MAX_RUNS = 8
 MAX_WAIT = 60.0
-STREAM_GRACE = 1.0
+HEADER_WAIT = 30.0
+KEPT = 600.0  # seconds that a closed round waits for the server; then its updates are dropped
 
 Parts = AsyncIterator[Part]
 
@@ -38,16 +39,33 @@ class Attempt:
     rows: Rows | None
     layers: tuple[int, ...] = ()
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    streams: dict[str, asyncio.Timeout] = field(default_factory=dict)
+    settling: asyncio.Task[None] | None = None
 
     def notice(self) -> None:
-        """Wake whoever waits for the end, if it has come."""
-        if self.round.is_over:
-            self.over.set()
+        """If the end has come: wake whoever waits for it, end the streams, and forget what will not be released."""
+        if not self.round.is_over:
+            return
+        self.over.set()
+        for client in list(self.streams):
+            self.cut(client)
+        if self.round.phase is Phase.FAILED:
+            self.forget()
+
+    def forget(self) -> None:
+        """Let the updates go."""
+        self.rows = None
+        self.gone.set()
 
     def fail(self, reason: str) -> None:
         self.round.fail(reason)
-        self.rows = None
-        self.over.set()
+        self.notice()
+
+    def cut(self, client: str) -> None:
+        """End the client's stream: one that hangs would hold the round's memory."""
+        if client in self.streams:
+            self.streams.pop(client).reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass
@@ -60,7 +78,6 @@ class RunState:
     model_digest: bytes = b""
     version: int = 0
     finished: bool = False
-    released: set[str] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def notify(self) -> None:
@@ -76,12 +93,13 @@ class Middleware(ABC):
         self.log = log
         self.recorder = recorder
         self.runs: dict[str, RunState] = {}
+        self.released: set[str] = set()  # of all runs: a name is the server's choice, and a site resends the same bytes
         self._tiers = {"", *(f"{site.epsilon:g}" for site in federation.sites if site.epsilon is not None)}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
-    async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> None:
-        """Make the model of the round that is being opened ready to be fetched."""
+    async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> NDArray[np.float32]:
+        """The model of the round that is being opened."""
 
     @abstractmethod
     def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
@@ -100,7 +118,7 @@ class Middleware(ABC):
     async def open(self, parts: Parts, context: Any) -> pb.Empty:
         """The server opens an attempt at a round; an older attempt that is still open fails."""
         peer(context, self.federation.name, "server")
-        header = header_of(await _first(parts), "round")
+        header = header_of(await first(parts), "round")
         spec = RoundSpec(
             run=header.run,
             round=header.round,
@@ -114,28 +132,34 @@ class Middleware(ABC):
         )
         if spec.cohort > len(self.federation.sites):
             raise ProtocolError("INVALID_ARGUMENT", f"cohort: {spec.cohort} of {len(self.federation.sites)} sites")
+        layers = _layers(header)
         state = self._state(spec.run, create=True)
-        if spec.attempt in state.released:
-            raise ProtocolError("ALREADY_EXISTS", "attempt: was released before; open a new one")
-        current = state.attempt
-        if current and current.round.spec.attempt == spec.attempt:
-            raise ProtocolError("ALREADY_EXISTS", "attempt: is open already")
-        if current and not current.round.is_over:
-            current.fail("a newer attempt was opened")
-        await self.prepare(state, header, parts)
-        opened = Round(spec, self.federation.floor, time.monotonic())
-        state.attempt = Attempt(opened, Rows(spec.cohort, spec.length), _layers(header))
+        self._check_new(spec)
+        model = await self.prepare(state, header, parts)
+        rows = Rows(spec.cohort, spec.length)
+        self._check_new(spec)  # others may have been opened, and released, while the model came
+        if state.attempt:
+            state.attempt.fail("a newer attempt was opened")
+        self.put_model(state, model, header.round - 1)
+        state.attempt = Attempt(Round(spec, self.federation.floor, time.monotonic()), rows, layers)
+        state.finished = False
         self._spawn(self._watch(state.attempt))
         state.notify()
         self.log("opened", run=spec.run, round=spec.round, cohort=spec.cohort)
         return pb.Empty()
+
+    def _check_new(self, spec: RoundSpec) -> None:
+        if spec.attempt in self.released:
+            raise ProtocolError("ALREADY_EXISTS", "attempt: was released before; open a new one")
+        if any(state.attempt and state.attempt.round.spec.attempt == spec.attempt for state in self.runs.values()):
+            raise ProtocolError("ALREADY_EXISTS", "attempt: is open already")
 
     async def submit(self, parts: Parts, context: Any) -> pb.SubmitReply:
         """A site's update: all or nothing, once."""
         client = peer(context, self.federation.name, "site").name
         if client not in self.federation.site_names:
             raise ProtocolError("PERMISSION_DENIED", f"site {client!r} is not in this federation")
-        header = header_of(await _first(parts), "vector")
+        header = header_of(await first(parts), "vector")
         attempt = self._attempt(header.run, header.round)
         if header.dtype != "float32":
             raise ProtocolError("INVALID_ARGUMENT", f"dtype: {header.dtype[:20]!r} is not float32")
@@ -160,18 +184,23 @@ class Middleware(ABC):
         if rows is None:
             raise ProtocolError("FAILED_PRECONDITION", f"round {attempt.round.spec.round} is over")
         receiver = Receiver(rows.take(client), submission.digest)
+        attempt.cut(client)
         try:
-            async with asyncio.timeout(attempt.round.remaining(time.monotonic()) + STREAM_GRACE):
+            async with asyncio.timeout(None) as limit:
+                attempt.streams[client] = limit
                 async for part in parts:
-                    if not attempt.round.holds(client, ticket):
-                        raise ProtocolError("ABORTED", "superseded by a newer submission of the same client")
+                    attempt.round.check(client, ticket, time.monotonic())
                     receiver.feed(part)
             receiver.finish()
             attempt.round.commit(client, ticket, submission, time.monotonic())
             rows.label(client, tier)
         except TimeoutError:
+            if not attempt.round.holds(client, ticket):
+                raise ProtocolError("ABORTED", "superseded by a newer submission of the same client") from None
             raise ProtocolError("DEADLINE_EXCEEDED", f"round {attempt.round.spec.round}: the deadline passed") from None
         finally:
+            if attempt.streams.get(client) is limit:
+                del attempt.streams[client]
             if attempt.round.holds(client, ticket):
                 attempt.round.abort(client, ticket)
                 rows.drop(client)
@@ -185,7 +214,6 @@ class Middleware(ABC):
         await attempt.over.wait()
         state = self._state(request.run)
         if attempt.round.phase is Phase.FAILED:
-            attempt.rows = None
             self.log("failed", run=request.run, round=request.round, reason=attempt.round.reason)
             yield pb.Chunk(release=pb.ReleaseHeader(phase="failed", reason=attempt.round.reason))
             return
@@ -211,7 +239,7 @@ class Middleware(ABC):
             yield part
 
     async def _next_round(self, state: RunState, request: pb.FetchRequest) -> pb.RoundHeader:
-        until = time.monotonic() + min(max(request.wait, 0.0), MAX_WAIT)
+        until = time.monotonic() + min(max(0.0, request.wait), MAX_WAIT)  # 0 first: it stays where wait is NaN
         while not state.finished:
             attempt = state.attempt
             if attempt and not attempt.round.is_over and _wanted(attempt.round.spec, request):
@@ -238,27 +266,29 @@ class Middleware(ABC):
         """The run is over: waiting sites go home and its memory is freed."""
         peer(context, self.federation.name, "server")
         state = self._state(request.run)
-        if state.attempt and not state.attempt.round.is_over:
+        if state.attempt:
             state.attempt.fail("the run was finished")
         state.finished, state.attempt, state.model = True, None, None
         state.notify()
         self.log("finished", run=request.run)
         return pb.Empty()
 
-    async def take_model(self, state: RunState, length: int, wanted: bytes, parts: Parts) -> None:
+    async def take_model(self, length: int, wanted: bytes, parts: Parts) -> NDArray[np.float32]:
         """Read a model of that digest from the rest of a stream."""
+        if not 1 <= length <= MAX_PARAMETERS:
+            raise ProtocolError("INVALID_ARGUMENT", f"length: {length} is out of range")
         model = np.empty(length, np.float32)
         receiver = Receiver(model, wanted)
         async for part in parts:
             receiver.feed(part)
         receiver.finish()
-        self.put_model(state, model)
+        return model
 
-    def put_model(self, state: RunState, model: NDArray[np.float32]) -> None:
-        state.model, state.model_digest = model, digest(model)
+    def put_model(self, state: RunState, model: NDArray[np.float32], version: int) -> None:
+        state.model, state.model_digest, state.version = model, digest(model), version
 
     async def _watch(self, attempt: Attempt) -> None:
-        """Let the deadline pass."""
+        """Let the deadline pass; drop the updates of a closed round that nobody comes for."""
         while not attempt.over.is_set():
             attempt.round.tick(time.monotonic())
             attempt.notice()
@@ -268,6 +298,11 @@ class Middleware(ABC):
                     await attempt.over.wait()
             except TimeoutError:
                 continue
+        try:
+            async with asyncio.timeout(KEPT):
+                await attempt.gone.wait()
+        except TimeoutError:
+            attempt.fail("nobody collected it in time")
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -281,7 +316,8 @@ class Middleware(ABC):
             raise ProtocolError("NOT_FOUND", "run: not known here")
         if not 0 < len(run) <= 128:
             raise ProtocolError("INVALID_ARGUMENT", "run: a name of 1 to 128 characters is needed")
-        for name in [n for n, s in self.runs.items() if s.finished or s.attempt is None][: len(self.runs) - MAX_RUNS + 1]:
+        idle = [name for name, state in self.runs.items() if state.finished or state.attempt is None]
+        for name in idle[: max(0, len(self.runs) - MAX_RUNS + 1)]:
             del self.runs[name]
         if len(self.runs) >= MAX_RUNS:
             raise ProtocolError("RESOURCE_EXHAUSTED", f"run: {MAX_RUNS} runs are open already")
@@ -308,8 +344,12 @@ def _wanted(spec: RoundSpec, request: pb.FetchRequest) -> bool:
     return spec.round > request.after_round
 
 
-async def _first(parts: Parts) -> Part:
-    """The first part of a stream; an empty stream is refused."""
-    async for part in parts:
-        return part
+async def first(parts: Parts) -> Part:
+    """The first part of a stream; an empty stream is refused, and one that does not begin."""
+    try:
+        async with asyncio.timeout(HEADER_WAIT):
+            async for part in parts:
+                return part
+    except TimeoutError:
+        raise ProtocolError("DEADLINE_EXCEEDED", "stream: no header came") from None
     raise ProtocolError("INVALID_ARGUMENT", "stream: empty")

@@ -42,7 +42,9 @@ async def serve(name: str, servicer: Any, options: argparse.Namespace, log: Log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server, port = await rpc.serve(name, servicer, options.listen, Keyring(options.keys), getattr(servicer, "refused", None))
+    server, port = await rpc.serve(
+        name, servicer, options.listen, Keyring(options.keys), getattr(servicer, "refused", None)
+    )
     log("listening", address=f"{options.listen.rpartition(':')[0]}:{port}")
     await stop.wait()
     await server.stop(STOP_GRACE)

@@ -17,7 +17,7 @@ class Rows:
     def __init__(self, cohort: int, length: int) -> None:
         try:
             self._matrix: NDArray[np.float32] = np.empty((cohort, length), np.float32)
-        except MemoryError:
+        except (MemoryError, ValueError):
             raise ProtocolError("RESOURCE_EXHAUSTED", f"length: no memory for {cohort} x {length} parameters") from None
         self._free = list(range(cohort))[::-1]
         self._slot: dict[str, int] = {}
@@ -27,15 +27,19 @@ class Rows:
         """The client's row: a new one, or the one that its superseded stream was filling."""
         if client not in self._slot:
             self._slot[client] = self._free.pop()
-        return self._matrix[self._slot[client]]
+        row: NDArray[np.float32] = self._matrix[self._slot[client]]
+        return row
 
     def drop(self, client: str) -> None:
         """Give the row back: the stream broke off."""
-        self._free.append(self._slot.pop(client))
+        if client in self._slot:
+            self._free.append(self._slot.pop(client))
 
     def label(self, client: str, tier: str) -> None:
         self._tier[client] = tier
 
     def gather(self, clients: Sequence[str]) -> tuple[NDArray[np.float32], list[str]]:
-        """The rows of these clients in their order, moved together in place, and their tiers."""
-        return reorder(self._matrix, [self._slot[c] for c in clients]), [self._tier[c] for c in clients]
+        """The rows of these clients in their order, moved together in place, and their tiers; no row is taken after."""
+        matrix = reorder(self._matrix, [self._slot[c] for c in clients])
+        self._slot, self._free = {client: row for row, client in enumerate(clients)}, []
+        return matrix, [self._tier[c] for c in clients]

@@ -57,6 +57,7 @@ SERVER_OPTIONS = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.max_concurrent_streams", 64),
     ("grpc.so_reuseport", 0),
 ]
 
@@ -66,7 +67,9 @@ async def _refuse(context: Any, error: Exception, refused: Raiser | None) -> Non
         if refused is not None:
             refused(error)
         await context.abort(getattr(grpc.StatusCode, error.code), str(error))
-    await context.abort(grpc.StatusCode.INTERNAL, str(error) if isinstance(error, FederationError) else "internal error")
+    await context.abort(
+        grpc.StatusCode.INTERNAL, str(error) if isinstance(error, FederationError) else "internal error"
+    )
 
 
 def _unary(call: Callable[[Any, Any], Awaitable[Any]], refused: Raiser | None) -> Callable[[Any, Any], Awaitable[Any]]:
@@ -157,5 +160,7 @@ def explain(error: grpc.RpcError, address: str) -> str:
     """A gRPC error in one line, with what usually mends it."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE:
-        return f"{address}: unavailable; is it up, and are both certificates of this federation and in date? (preflight)"
+        return (
+            f"{address}: unavailable; is it up, and are both certificates of this federation and in date? (preflight)"
+        )
     return f"{address}: {code.name}: {details}"

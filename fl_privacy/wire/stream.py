@@ -32,7 +32,7 @@ def encode(part: pb.Chunk | memoryview) -> bytes:
     """A Chunk on the wire. Data is framed by hand: the same bytes as protobuf's, with one copy instead of three."""
     if isinstance(part, memoryview):
         return b"".join((DATA_TAG, _varint(part.nbytes), part))
-    return part.SerializeToString()
+    return bytes(part.SerializeToString())
 
 
 def decode(message: bytes) -> Part:
@@ -40,10 +40,12 @@ def decode(message: bytes) -> Part:
     if message[:1] == DATA_TAG:
         size, start = _read_varint(message, 1)
         return memoryview(message)[start:] if size == len(message) - start else Malformed()
+    chunk = pb.Chunk()
     try:
-        return pb.Chunk.FromString(message)
+        chunk.ParseFromString(message)
     except DecodeError:
         return Malformed()
+    return chunk
 
 
 def _varint(number: int) -> bytes:
@@ -67,7 +69,8 @@ def _read_varint(message: bytes, start: int) -> tuple[int, int]:
 
 def data_bytes(array: NDArray[np.float32]) -> memoryview:
     """The array's little-endian bytes, without a copy on little-endian machines."""
-    return memoryview(np.ascontiguousarray(array, dtype="<f4").reshape(-1)).cast("B")
+    flat = np.ascontiguousarray(array, dtype="<f4").reshape(-1)
+    return flat.data.cast("B") if flat.size else memoryview(b"")
 
 
 def digest(array: NDArray[np.float32]) -> bytes:
@@ -96,7 +99,7 @@ class Receiver:
 
     def __init__(self, target: NDArray[np.float32], digest: bytes | None = None) -> None:
         self._target = target
-        self._view = memoryview(target).cast("B") if target.size else memoryview(b"")
+        self._view = target.data.cast("B") if target.size else memoryview(b"")
         self._hash = hashlib.sha256()
         self._digest = digest
         self._position = 0

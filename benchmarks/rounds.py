@@ -1,0 +1,93 @@
+"""Seconds per round of the local engine against stock Flower's FedAvg: same task, model, recipe, partition and machine.
+
+A round lasts from the end of one evaluation to the end of the next, on the server's clock, in both. The first round is
+left out. Training and evaluation are the very same functions, so what differs is the way a round is run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import stock_engine
+from benchmarks.result import Result
+from fl_privacy.config import Federation, Partition, Site, Task, Training
+from fl_privacy.launch import engine
+from fl_privacy.launch.processes import Tail
+
+ROUNDS, QUICK_ROUNDS = 7, 3
+PER_MESSAGE = 20
+WIDE = (3314, 3314)  # 11.23 M parameters on 8x8 digits
+TIMEOUT = 600.0
+
+SMALL = Task(partition=Partition(kind="dirichlet", alpha=0.5), train=Training(epochs=5, batch_size=16, lr=0.1))
+# One step of one large batch, so that a round is mostly transport.
+LARGE = Task(hidden=WIDE, train=Training(epochs=1, batch_size=1024, lr=0.01))
+
+
+def small(quick: bool = False) -> list[Result]:
+    """The quickstart's task at five sites, with a message a round and with one for twenty."""
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    once = _federation("small", 2 if quick else 5, SMALL, rounds)
+    # Rounds 2 to 41 are begun by two messages, as twenty rounds a message should have it.
+    per_message = QUICK_ROUNDS if quick else PER_MESSAGE
+    many = _federation("small-many", len(once.sites), SMALL, (1 if quick else 2) * per_message + 1, per_message)
+    with tempfile.TemporaryDirectory(prefix="fl-privacy-bench-") as folder:
+        stock, ours, batched = _stock(once, folder), _ours(once, folder), _ours(many, folder)
+    return [
+        _compare("rounds, digits, 1 a message", ours, stock, 0.6),
+        _compare(f"rounds, digits, {per_message} a message", batched, stock, 0.1),
+    ]
+
+
+def large(quick: bool = False) -> list[Result]:
+    """A model of 11.2 M parameters at three sites."""
+    federation = _federation("large", 3, LARGE, QUICK_ROUNDS if quick else ROUNDS)
+    with tempfile.TemporaryDirectory(prefix="fl-privacy-bench-") as folder:
+        stock, ours = _stock(federation, folder), _ours(federation, folder)
+    return [_compare("rounds, 11.2 M parameters", ours, stock, 0.8)]
+
+
+def _federation(name: str, sites: int, task: Task, rounds: int, per_message: int = 1) -> Federation:
+    return Federation(
+        name=name,
+        seed=7,
+        sites=tuple(Site(name=f"site-{i}") for i in range(sites)),
+        task=task,
+        rounds=rounds,
+        rounds_per_message=per_message,
+        route={"kind": "shuffler", "n_min": 2},
+    )
+
+
+def _ours(federation: Federation, folder: str) -> list[float]:
+    result = engine.up(federation, "local", Path(folder))
+    if result.status != "completed":
+        raise RuntimeError(f"{federation.name}: the run failed: {result.reason}")
+    return _gaps([event for event in Tail(Path(result.path, "logs", "server.log")).poll() if event["event"] == "evaluated"])
+
+
+def _stock(federation: Federation, folder: str) -> list[float]:
+    return _gaps(stock_engine.up(federation, Path(folder), TIMEOUT))
+
+
+def _gaps(evaluations: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds of every round but the first, from evaluations of round 0 on."""
+    times = [float(evaluation["time"]) for evaluation in evaluations]
+    return [after - before for before, after in zip(times[1:], times[2:], strict=False)]
+
+
+def _compare(name: str, ours: list[float], stock: list[float], limit: float) -> Result:
+    mean = statistics.mean(ours), statistics.mean(stock)
+    detail = {
+        "seconds": round(mean[0], 3),
+        "stock_seconds": round(mean[1], 3),
+        "rounds": len(ours),
+        "stock_rounds": len(stock),
+        "slowest": round(max(ours), 3),
+        "stock_slowest": round(max(stock), 3),
+    }
+    return Result(name, mean[0] / mean[1], limit, "x stock", detail=detail)

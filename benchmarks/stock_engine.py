@@ -1,0 +1,66 @@
+"""Stock Flower on this machine: started as our local engine starts it, with the same TLS and node keys."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.config import Federation, ServerRoute
+from fl_privacy.launch import flower
+from fl_privacy.launch.ground import Ground, free_port, new_run_name
+
+APP = Path(__file__).parent / "stock"
+POLL = 0.5
+
+
+def up(federation: Federation, runs_dir: Path, timeout: float) -> list[dict[str, Any]]:
+    """Run FedAvg on the federation's task to its end; a line a round, with its time."""
+    ground = Ground(federation.model_copy(update={"route": ServerRoute()}), new_run_name(federation), runs_dir, None)
+    control = None
+    try:
+        control, run, timings = _start(ground)
+        _follow(ground, control, run, time.monotonic() + timeout)
+        return [json.loads(line) for line in timings.read_text().splitlines()]
+    finally:
+        if control is not None:
+            control.close()
+        ground.clear()
+
+
+def _start(ground: Ground) -> tuple[flower.Control, int, Path]:
+    names = ground.federation.site_names
+    ground.prepare(names)
+    keys, address = ground.keys("superlink", "superlink"), f"127.0.0.1:{free_port()}"
+    home = {"FLWR_HOME": str(ground.private / "superlink" / "flwr")}
+    command = flower.superlink(address, keys, ground.private / "superlink" / "state.db")
+    ground.fleet.start("superlink", command, home)
+    control = flower.Control(address, keys.authority_file)
+    control.wait(ground.fleet.check)
+    for partition, name in enumerate(names):
+        _start_node(ground, control, address, name, partition)
+    timings = ground.private / "timings.jsonl"
+    return control, control.start_run({"federation": ground.federation.to_yaml(), "timings": str(timings)}, APP), timings
+
+
+def _start_node(ground: Ground, control: flower.Control, address: str, name: str, partition: int) -> None:
+    folder = ground.home / "nodes" / name
+    folder.mkdir(parents=True, mode=0o700)
+    control.register(flower.node_key(folder / "node.key"), name)
+    authority = folder / "ca.pem"
+    authority.write_bytes(ground.keys("site", name).authority_file.read_bytes())
+    # Our nodes know a worker's socket; a stock node knows its partition instead.
+    *command, _ = flower.supernode(address, authority, folder / "node.key", free_port(), folder)
+    command.append(f"partition-id={partition} num-partitions={len(ground.federation.sites)}")
+    ground.fleet.start(f"supernode-{name}", command, {"FLWR_HOME": str(folder / "flwr")}, confined=True)
+
+
+def _follow(ground: Ground, control: flower.Control, run: int, until: float) -> None:
+    while (status := control.status(run)).status != "finished":
+        ground.fleet.check()
+        if time.monotonic() > until:
+            raise TimeoutError("stock Flower did not finish in time")
+        time.sleep(POLL)
+    if status.sub_status != "completed":
+        raise RuntimeError(f"stock Flower {status.sub_status}: {status.details or 'see its log'}")

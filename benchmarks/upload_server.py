@@ -1,0 +1,82 @@
+"""The receiving end of the upload benchmark: one gRPC server that takes an update as a stream or as one message.
+
+Both ways the update is checked by the same `Receiver` and lands in a new array; only the way there differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import struct
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from fl_privacy.log import Log
+from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire import rpc, stream
+from fl_privacy.wire.identity import Keyring
+
+SERVICE = "benchmarks.Upload"
+SECONDS = struct.Struct("<d")
+
+
+async def take_stream(parts: AsyncIterator[stream.Part], context: Any) -> pb.SubmitReply:
+    """What a middleware does with a submission, without its rounds."""
+    header = stream.header_of(await anext(parts), "vector")
+    receiver = stream.Receiver(np.empty(header.length, np.float32), header.digest)
+    async for part in parts:
+        receiver.feed(part)
+    receiver.finish()
+    return pb.SubmitReply()
+
+
+async def take_message(message: pb.Chunk, context: Any) -> pb.SubmitReply:
+    """The same update as one ordinary message; its digest comes as metadata."""
+    wanted = dict(context.invocation_metadata())["digest-bin"]
+    data = message.data
+    receiver = stream.Receiver(np.empty(len(data) // 4, np.float32), wanted)
+    receiver.feed(memoryview(data))
+    receiver.finish()
+    return pb.SubmitReply()
+
+
+async def cpu(request: bytes, context: Any) -> bytes:
+    """Processor seconds of this process so far, user and system."""
+    return SECONDS.pack(time.process_time())
+
+
+def handlers() -> grpc.GenericRpcHandler:
+    reply = pb.SubmitReply.SerializeToString
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            "Stream": grpc.stream_unary_rpc_method_handler(take_stream, stream.decode, reply),
+            "Message": grpc.unary_unary_rpc_method_handler(take_message, pb.Chunk.FromString, reply),
+            "Cpu": grpc.unary_unary_rpc_method_handler(cpu),
+        },
+    )
+
+
+def unlimited(options: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The product's own options, but for the size of a message."""
+    return [(name, -1 if name.endswith("_message_length") else value) for name, value in options]
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--keys", type=Path, required=True)
+    server = grpc.aio.server(options=unlimited(rpc.SERVER_OPTIONS))
+    server.add_generic_rpc_handlers((handlers(),))
+    port = server.add_secure_port("127.0.0.1:0", Keyring(parser.parse_args().keys).server_credentials())
+    await server.start()
+    Log("upload-server")("listening", port=port)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,259 @@
+"""For tests: a throw-away PKI, real middleware processes, and a channel for every party."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import itertools
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import ProtocolError
+from fl_privacy.launch import pki
+from fl_privacy.launch.pki import Authority
+from fl_privacy.launch.processes import Fleet, Tail
+from fl_privacy.wire import client, rpc
+from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.identity import Identity, Keyring
+from fl_privacy.wire.stream import chunks, digest
+
+Array = NDArray[np.float32]
+HOSTS = ("127.0.0.1", "localhost")
+LAYOUT = "layout-of-the-test"
+START = 60.0
+CALL = 20.0
+
+
+@dataclass
+class Keys:
+    """Certificates of one authority, made when they are first asked for."""
+
+    folder: Path
+    federation: str = "test"
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.authority = Authority.open(self.folder / "ca")
+
+    def of(self, role: str, name: str) -> Keyring:
+        folder = self.folder / role / name
+        if not (folder / "cert.pem").exists():
+            self.authority.issue(Identity(self.federation, role, name), folder, HOSTS)
+        return Keyring(folder)
+
+    def expired(self, role: str, name: str) -> Keyring:
+        """A certificate whose time ended yesterday."""
+        with mock.patch.object(pki, "LEAF_DAYS", -1), mock.patch.object(pki, "_SKEW", dt.timedelta(days=9)):
+            return self.authority.issue(
+                Identity(self.federation, role, name), self.folder / f"expired-{next(self._numbers)}", HOSTS
+            )
+
+
+class Party:
+    """One certificate's calls to one middleware."""
+
+    def __init__(self, address: str, keys: Keyring | None, authority: Path | None = None) -> None:
+        if keys is None:
+            assert authority is not None
+            credentials = grpc.ssl_channel_credentials(authority.read_bytes())
+            self.channel = grpc.secure_channel(address, credentials, options=rpc.CHANNEL_OPTIONS)
+        else:
+            self.channel = rpc.channel(address, keys)
+        self.stub: Any = rpc.middleware(self.channel)
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+@dataclass
+class Deployment:
+    """A running middleware process with all that its callers need."""
+
+    fleet: Fleet
+    name: str
+    address: str
+    keys: Keys
+    federation: Federation
+    parties: dict[tuple[str, str], Party] = field(default_factory=dict)
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self.fleet.children[self.name].process.pid)
+
+    def party(self, role: str, name: str) -> Party:
+        if (role, name) not in self.parties:
+            self.parties[role, name] = Party(self.address, self.keys.of(role, name))
+        return self.parties[role, name]
+
+    @property
+    def server(self) -> Any:
+        return self.party("server", "server").stub
+
+    def site(self, index: int) -> Any:
+        return self.party("site", self.federation.site_names[index]).stub
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        return [e for e in Tail(self.fleet.children[self.name].log).poll() if e["event"] == event]
+
+    def close_channels(self) -> None:
+        for party in self.parties.values():
+            party.close()
+        self.parties.clear()
+
+    def stop(self) -> None:
+        self.close_channels()
+        self.fleet.stop(self.name)
+
+
+def deploy(folder: Path, keys: Keys, federation: Federation, role: str, index: int = 0) -> Deployment:
+    """Start `python -m shuffler_app` or `python -m aggregator_app` and wait until it listens."""
+    name = role if role == "shuffler" else f"{role}-{index}"
+    config = folder / "federation.yaml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(federation.to_yaml())
+    command = [sys.executable, "-m", f"{role}_app", "--config", str(config), "--keys", str(keys.of(role, name).folder)]
+    if role == "aggregator":
+        command += ["--index", str(index), "--state", str(folder / f"state-{index}")]
+    fleet = Fleet(folder / "logs", folder / f"{name}.pids")
+    fleet.start(name, command)
+    address = str(fleet.wait_for(name, "listening", START)["address"])
+    return Deployment(fleet, name, address, keys, federation)
+
+
+def kill(deployment: Deployment) -> None:
+    """SIGKILL: no chance to tidy up."""
+    deployment.close_channels()
+    child = deployment.fleet.children.pop(deployment.name)
+    child.signal(signal.SIGKILL)
+    child.process.wait()
+
+
+_attempts = itertools.count(1)
+
+
+def attempt_name() -> str:
+    """A name that no attempt had before."""
+    return hashlib.sha256(b"%d" % next(_attempts)).hexdigest()
+
+
+def round_header(run: str, round: int, length: int, **changes: Any) -> pb.RoundHeader:
+    """A round of three that ends soon."""
+    fields = {"attempt": attempt_name(), "cohort": 3, "quorum": 3, "deadline": 20.0, "layout": LAYOUT}
+    return pb.RoundHeader(run=run, round=round, length=length, **{**fields, **changes})
+
+
+def open_round(stub: Any, header: pb.RoundHeader, model: Array | None = None) -> pb.RoundHeader:
+    """Open it; to a shuffler with a model, of zeros if none is given."""
+    if header.length and model is None:
+        model = np.zeros(header.length, np.float32)
+    if model is not None:
+        header.model = digest(model)
+    client.open_round(stub, header, model, CALL)
+    return header
+
+
+def vector_header(round: pb.RoundHeader, update: Array, **changes: Any) -> pb.VectorHeader:
+    """What an honest site says of its update, but for `changes`."""
+    fields = {
+        "run": round.run,
+        "round": round.round,
+        "attempt": round.attempt,
+        "layout": round.layout,
+        "dtype": "float32",
+        "length": update.size,
+        "digest": digest(update),
+        "floor": 1,
+    }
+    return pb.VectorHeader(**{**fields, **changes})
+
+
+def send(stub: Any, header: pb.VectorHeader, update: Array) -> pb.SubmitReply:
+    """Submit an update under whatever header."""
+    return stub.submit(chunks(pb.Chunk(vector=header), [update]), timeout=CALL)
+
+
+def submit(stub: Any, round: pb.RoundHeader, update: Array, **options: Any) -> bool:
+    return client.submit(stub, round, update, CALL, **options)
+
+
+def collect(stub: Any, round: pb.RoundHeader, timeout: float = CALL) -> client.Release:
+    request = pb.CollectRequest(run=round.run, round=round.round, attempt=round.attempt)
+    return client.collect(stub.collect(request, timeout=timeout))
+
+
+class Hanging:
+    """A Submit stream that sends what it is told, when it is told, and otherwise hangs."""
+
+    def __init__(self, stub: Any, *parts: Any) -> None:
+        self._parts: list[Any] = list(parts)
+        self._ready = threading.Condition()
+        self._done = False
+        self.call = stub.submit.future(self._stream(), timeout=CALL)
+
+    def _stream(self) -> Iterator[Any]:
+        while True:
+            with self._ready:
+                self._ready.wait_for(lambda: self._parts or self._done)
+                if not self._parts:
+                    return
+                part = self._parts.pop(0)
+            yield part
+
+    def send(self, part: Any) -> None:
+        with self._ready:
+            self._parts.append(part)
+            self._ready.notify()
+
+    def end(self) -> None:
+        with self._ready:
+            self._done = True
+            self._ready.notify()
+
+    def cancel(self) -> None:
+        self.call.cancel()
+        self.end()
+
+
+def status(call: Any) -> str:
+    """The name of the gRPC status that a call ends with."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+@contextmanager
+def refused(code: str) -> Iterator[None]:
+    """The block raises a ProtocolError of this code."""
+    with pytest.raises(ProtocolError) as caught:
+        yield
+    assert caught.value.code == code, f"{caught.value.code}: {caught.value}"
+
+
+def columns(matrix: Array) -> Array:
+    """A matrix as the multiset of every column: what is left of it when every column has been shuffled."""
+    return np.sort(matrix, axis=0)
+
+
+def eventually(holds: Any, timeout: float = 5.0) -> None:
+    """Wait until it holds."""
+    until = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < until, "did not come true in time"
+        time.sleep(0.01)

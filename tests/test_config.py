@@ -1,0 +1,107 @@
+"""A federation's YAML: what is accepted, and how what is not is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_privacy.config import Federation, ServerRoute, ShardsRoute, ShufflerRoute, schema
+from fl_privacy.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+SCHEMA = ROOT / "docs" / "config.schema.json"
+
+BAD = {
+    "sites: 5\nnois: 1": ("nois", "unknown key"),
+    "sites: 5\ntask: {dataset: digit}": ("task.dataset", "'digit'"),
+    "rounds: 5": ("sites", "missing"),
+    "sites: 0": ("sites", "0"),
+    "sites: -3": ("sites", "-3"),
+    "sites: [{name: a}, {name: a}]": ("sites", "'a' is there twice"),
+    "sites: [{name: A b}]": ("sites.0.name", "A b"),
+    "sites: 5\ncohort: 6": ("cohort", "6"),
+    "sites: 5\nquorum: 6": ("quorum", "6"),
+    "sites: 5\nroute: {kind: shuffler, n_min: 6}": ("route.n_min", "6"),
+    "sites: 5\nquorum: 2\nroute: {kind: shuffler, n_min: 3}": ("quorum", "2"),
+    "sites: 5\nroute: {kind: shuffler, n_min: 0}": ("route.shuffler.n_min", "0"),
+    "sites: 5\nroute: {kind: pigeon}": ("route", "pigeon"),
+    "sites: 5\nroute: {kind: shards, aggregators: 1}": ("route.shards.aggregators", "1"),
+    "sites: 5\nroute: {kind: server}\nrounds_per_message: 2": ("rounds_per_message", "2"),
+    "sites: 5\ntask: {dataset: heart-disease, model: lenet5}": ("task.model", "lenet5"),
+    "sites: 5\ntask: {model: cnn, hidden: [10]}": ("task.hidden", "cnn"),
+    "sites: 5\ntask: {dataset: heart-disease, partition: {kind: by-site}}": ("sites", "4"),
+    "sites: 5\ntask: {partition: {kind: by-site}}": ("task.partition.kind", "digits"),
+    "sites: [{name: a, device: gpu}]\nroute: {kind: server}": ("sites.0.device", "gpu"),
+    "sites: [{name: a, epsilon: 0}]\nroute: {kind: server}": ("sites.0.epsilon", "0"),
+    "sites: [{name: a, epsilon: .nan}]\nroute: {kind: server}": ("sites.0.epsilon", "nan"),
+    "sites: 5\ndeadline: 0": ("deadline", "0"),
+    "sites: 5\nseed: -1": ("seed", "-1"),
+    "sites: 5\ncombine: {kind: fedprox, mu: -1}": ("combine.fedprox.mu", "-1"),
+    "- a list": ("config", "list"),
+    "a: [": ("config", "not YAML"),
+    "": ("config", "NoneType"),
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_bad_config_is_one_line_with_field_and_value(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Federation.parse(text)
+    field, value = BAD[text]
+    assert field in str(error.value)
+    assert value in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_all_problems_are_named_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"rounds.*deadline"):
+        Federation.parse("sites: 5\nrounds: 0\ndeadline: -1")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        Federation.load(tmp_path / "nowhere.yaml")
+
+
+def test_defaults_are_all_sites_and_the_shuffler() -> None:
+    federation = Federation.parse("sites: 4")
+    assert federation.site_names == ("site-0", "site-1", "site-2", "site-3")
+    assert (federation.cohort, federation.quorum, federation.floor) == (4, 4, 3)
+    assert isinstance(federation.route, ShufflerRoute)
+
+
+@pytest.mark.parametrize(("kind", "model"), [("server", ServerRoute), ("shuffler", ShufflerRoute), ("shards", ShardsRoute)])
+def test_the_route_is_chosen_by_its_kind(kind: str, model: type) -> None:
+    assert isinstance(Federation.parse(f"sites: 5\nroute: {{kind: {kind}}}").route, model)
+
+
+@given(sites=st.integers(3, 40), data=st.data())
+def test_what_is_written_is_read_back_the_same(sites: int, data: st.DataObject) -> None:
+    cohort = data.draw(st.integers(3, sites))
+    quorum = data.draw(st.integers(3, cohort))
+    text = f"sites: {sites}\ncohort: {cohort}\nquorum: {quorum}\nroute: {{kind: shuffler, n_min: 3}}"
+    federation = Federation.parse(text)
+    again = Federation.parse(federation.to_yaml())
+    assert again == federation
+    assert again.digest == federation.digest
+
+
+def test_the_digest_binds_what_parties_share_and_not_where_a_site_keeps_its_data() -> None:
+    base = Federation.parse("sites: [{name: a}, {name: b}, {name: c}]")
+    moved = Federation.parse("sites: [{name: a, data: elsewhere, device: cuda}, {name: b}, {name: c}]")
+    changed = Federation.parse("sites: [{name: a}, {name: b}, {name: c}]\nrounds: 6")
+    assert base.digest == moved.digest
+    assert base.digest != changed.digest
+
+
+def test_the_schema_in_the_docs_is_the_one_of_the_code() -> None:
+    assert json.loads(SCHEMA.read_text()) == schema(), "run: make schema"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_config_is_valid(path: Path) -> None:
+    assert Federation.load(path).sites

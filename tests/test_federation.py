@@ -1,0 +1,235 @@
+"""Whole federations of real processes, on both engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+from fl_privacy.config import Federation
+from fl_privacy.launch import flower
+from fl_privacy.launch.engine import Result, up
+from fl_privacy.transcript import open_run, verify
+
+REPEATABLE = """
+name: repeatable
+seed: 7
+sites: 4
+cohort: 3
+quorum: 3
+rounds: 4
+rounds_per_message: 2
+reproducible: true
+audit: true
+deadline: 60
+task: {partition: {kind: dirichlet, alpha: 0.5}, train: {epochs: 2}}
+"""
+
+
+def cli(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("fl-privacy")), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+def final_model(path: Path | str) -> np.ndarray:
+    return load_file(sorted((Path(path) / "checkpoints").glob("*.safetensors"))[-1])["model"]
+
+
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    """Whatever still runs and has this run's state on its command line."""
+    marks = (str(run_dir), str(run_dir.parent / ".state" / run_dir.name))
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if any(mark in line for mark in marks) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def unbroken(runs: Path) -> Result:
+    """The repeatable federation on the local engine."""
+    return up(Federation.parse(REPEATABLE), "local", runs)
+
+
+def test_a_local_run_completes_and_learns(unbroken: Result) -> None:
+    assert (unbroken.status, unbroken.rounds) == ("completed", 4)
+    assert unbroken.accuracy is not None
+    assert unbroken.accuracy > 0.8
+
+
+def test_nothing_is_left_running(unbroken: Result) -> None:
+    assert processes_of(Path(unbroken.path)) == []
+
+
+def test_simulation_gives_the_same_model_bit_for_bit(unbroken: Result, runs: Path) -> None:
+    simulated = up(Federation.parse(REPEATABLE), "simulation", runs)
+    assert simulated.status == "completed"
+    assert np.array_equal(final_model(simulated.path), final_model(unbroken.path))
+    assert processes_of(Path(simulated.path)) == []
+
+
+def test_every_view_verifies_against_the_authority(unbroken: Result, runs: Path) -> None:
+    report = verify(unbroken.path, (runs / "pki" / "ca.pem").read_bytes())
+    assert report.ok, report.problems
+    assert {"server", "shuffler"} <= set(open_run(unbroken.path).observers)
+
+
+def test_the_server_sees_the_shufflers_updates_mixed(unbroken: Result) -> None:
+    """Same values in every column, in another order: and nothing else of the sites."""
+    run = open_run(unbroken.path)
+    moved = 0
+    for round in run.view("server").rounds:
+        seen, _ = run.view("server").round(round)
+        sent, _ = run.view("shuffler").round(round)
+        assert np.array_equal(np.sort(seen["updates"], axis=0), np.sort(sent["updates"], axis=0))
+        moved += int((seen["updates"] != sent["updates"]).sum())
+    cells = sum(run.view("server").round(t).arrays["updates"].size for t in run.view("server").rounds)
+    assert 0.5 < moved / cells < 0.8  # two of three stay in place by chance
+
+
+def test_no_field_of_the_server_view_names_who_sent_a_row(unbroken: Result) -> None:
+    view = open_run(unbroken.path).view("server")
+    for round in view.rounds:
+        rows = [event for event in view.events(round) if event.get("name") in ("site-0", "site-1", "site-2", "site-3")]
+        assert all(event["kind"] == "receipt" for event in rows)
+
+
+def test_truth_is_what_the_shuffler_received(unbroken: Result) -> None:
+    run = open_run(unbroken.path)
+    view = run.view("shuffler")
+    for event in [e for e in view.events(1) if e.get("name", "").startswith("site-")]:
+        update = run.truth(event["name"]).round(1).arrays["update"]
+        assert np.array_equal(update, view.round(1).arrays["updates"][event["row"]])
+
+
+def test_the_fab_holds_only_its_pyproject() -> None:
+    names = zipfile.ZipFile(BytesIO(flower.build_app())).namelist()
+    assert sorted(names) == [".info/CONTENT", "pyproject.toml"]
+
+
+def test_the_code_that_ran_was_the_installed_one(unbroken: Result, runs: Path) -> None:
+    """What Flower unpacked at each site has no Python in it, so none of it can have run."""
+    unpacked = list((runs / ".state" / unbroken.run).rglob("flwr/apps/**/pyproject.toml"))
+    assert len(unpacked) >= 3
+    assert [p for folder in unpacked for p in folder.parent.rglob("*.py")] == []
+
+
+def wait_for_event(log: Path, event: str, count: int = 1, timeout: float = 120) -> None:
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if log.exists() and log.read_text().count(f'"event":"{event}"') >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{event} did not come in {timeout} s")
+
+
+@pytest.fixture
+def interrupted(runs: Path, tmp_path: Path) -> Iterator[Path]:
+    """A run that was interrupted by Ctrl-C after its second round."""
+    config = tmp_path / "repeatable.yaml"
+    config.write_text(REPEATABLE.replace("rounds_per_message: 2", "rounds_per_message: 1"))
+    before = set(runs.iterdir())
+    command = [str(Path(sys.executable).with_name("fl-privacy")), "up", str(config), "--runs-dir", str(runs)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (found := [p for p in runs.iterdir() if p not in before and p.name.startswith("repeatable-")]):
+        time.sleep(0.05)
+    wait_for_event(found[0] / "logs" / "server.log", "evaluated", 3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip() == "interrupted; everything that was started has been stopped"
+    yield found[0]
+
+
+def test_ctrl_c_leaves_nothing_behind_and_the_run_resumes_to_the_same_model(
+    interrupted: Path, unbroken: Result, runs: Path
+) -> None:
+    assert processes_of(interrupted) == []
+    assert verify(interrupted, (runs / "pki" / "ca.pem").read_bytes()).ok
+    federation = Federation.parse(REPEATABLE.replace("rounds_per_message: 2", "rounds_per_message: 1"))
+    resumed = up(federation, "local", runs, resume=interrupted.name)
+    assert (resumed.status, resumed.rounds) == ("completed", 4)
+    assert open_run(interrupted).view("server").rounds == [1, 2, 3, 4]
+    # Cohorts are drawn per message, so the unbroken run with the same messages is the one to compare with.
+    whole = up(federation, "simulation", runs)
+    assert np.array_equal(final_model(interrupted), final_model(whole.path))
+    assert unbroken.status == "completed"
+
+
+def test_the_server_route_is_the_baseline_that_names_every_row(runs: Path) -> None:
+    text = "sites: 3\nrounds: 1\nseed: 3\nreproducible: true\nroute: {kind: server}\ntask: {train: {epochs: 1}}"
+    result = up(Federation.parse(text), "simulation", runs)
+    assert result.status == "completed"
+    view = open_run(result.path).view("server")
+    rows = {event["name"]: event["row"] for event in view.events(1) if event.get("kind") == "row"}
+    assert rows == {"site-0": 0, "site-1": 1, "site-2": 2}
+
+
+def test_missing_data_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    config = tmp_path / "mnist.yaml"
+    config.write_text("sites: 3\nrounds: 1\ntask: {dataset: mnist}")
+    done = cli("up", config, "--runs-dir", tmp_path / "runs", "--data-dir", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "mnist" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small]).returncode:
+        pytest.skip("needs root and the right to mount a small file system")
+    try:
+        config = tmp_path / "c.yaml"
+        config.write_text("sites: 3")
+        done = cli("up", config, "--runs-dir", small / "runs")
+    finally:
+        subprocess.run(["umount", small], check=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "disk" in done.stderr
+
+
+def test_sites_that_fail_end_the_run_with_a_reason(runs: Path) -> None:
+    """A learning rate that explodes: every site refuses to send, and the run says so instead of waiting."""
+    text = "sites: 3\nrounds: 1\nattempts: 1\ntask: {train: {lr: 1.0e+30}}"
+    result = up(Federation.parse(text), "simulation", runs)
+    assert result.status == "failed"
+    assert "refused or failed" in result.reason
+
+
+def json_of(done: subprocess.CompletedProcess[str]) -> Any:
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_up_ends_with_one_line_of_json(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("sites: 3\nrounds: 1\ntask: {train: {epochs: 1}}")
+    done = cli("up", config, "--engine", "simulation", "--runs-dir", tmp_path / "runs", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json_of(done)
+    assert result["status"] == "completed"
+    assert {"run", "status", "rounds", "accuracy"} <= result.keys()
+    shown = json_of(cli("transcript", "show", result["path"], "--json"))
+    assert shown["views"]["server"]["arrays"]["updates"] == [3, 4810]
+    assert cli("transcript", "verify", result["path"]).returncode == 0
