@@ -13,7 +13,7 @@ NO_PYTHON = no Python found: install Python 3.11 or newer (Debian: apt-get insta
 START = $(or $(STARTER),$(error $(NO_PYTHON)))
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help install demo test bench lint proto lock clean
+.PHONY: help install demo test bench lint proto schema lock clean
 
 help:
 	@echo "make install   set up .venv"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench     benchmarks"
 	@echo "make lint      ruff and mypy"
 	@echo "make proto     regenerate the messages of fl_privacy/wire/*.proto"
+	@echo "make schema    regenerate docs/config.md and docs/config.schema.json"
 	@echo "make lock      resolve pyproject.toml anew into requirements.lock"
 	@echo "make clean     remove .venv and everything generated; keeps runs/"
 
@@ -44,6 +45,9 @@ lint: install
 
 proto: install
 	$(RUN) python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. fl_privacy/wire/*.proto
+
+schema: install
+	$(RUN) python scripts/schema.py
 
 lock: install
 	$(RUN) python scripts/lock.py --python "$(PYTHON)" $(ARGS)

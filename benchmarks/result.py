@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 FOLDER = Path(__file__).parent / "results"
-SIGNS = {"lower": "<=", "higher": ">="}
+Better = Literal["lower", "higher"]
+SIGNS: dict[Better, str] = {"lower": "<=", "higher": ">="}
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Result:
     value: float
     limit: float
     unit: str
-    better: Literal["lower", "higher"] = "lower"
+    better: Better = "lower"
     detail: dict[str, Any] = field(default_factory=dict)
 
     @property

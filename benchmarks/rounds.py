@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,9 @@ def _ours(federation: Federation, folder: str) -> list[float]:
     result = engine.up(federation, "local", Path(folder))
     if result.status != "completed":
         raise RuntimeError(f"{federation.name}: the run failed: {result.reason}")
-    return _gaps([event for event in Tail(Path(result.path, "logs", "server.log")).poll() if event["event"] == "evaluated"])
+    return _gaps(
+        [event for event in Tail(Path(result.path, "logs", "server.log")).poll() if event["event"] == "evaluated"]
+    )
 
 
 def _stock(federation: Federation, folder: str) -> list[float]:
@@ -77,7 +80,7 @@ def _stock(federation: Federation, folder: str) -> list[float]:
 def _gaps(evaluations: Sequence[dict[str, Any]]) -> list[float]:
     """Seconds of every round but the first, from evaluations of round 0 on."""
     times = [float(evaluation["time"]) for evaluation in evaluations]
-    return [after - before for before, after in zip(times[1:], times[2:], strict=False)]
+    return [after - before for before, after in pairwise(times[1:])]
 
 
 def _compare(name: str, ours: list[float], stock: list[float], limit: float) -> Result:

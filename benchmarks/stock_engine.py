@@ -41,7 +41,11 @@ def _start(ground: Ground) -> tuple[flower.Control, int, Path]:
     for partition, name in enumerate(names):
         _start_node(ground, control, address, name, partition)
     timings = ground.private / "timings.jsonl"
-    return control, control.start_run({"federation": ground.federation.to_yaml(), "timings": str(timings)}, APP), timings
+    return (
+        control,
+        control.start_run({"federation": ground.federation.to_yaml(), "timings": str(timings)}, APP),
+        timings,
+    )
 
 
 def _start_node(ground: Ground, control: flower.Control, address: str, name: str, partition: int) -> None:

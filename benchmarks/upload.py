@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.parties import HOST, MEGABYTE, PARAMETERS, QUICK_PARAMETERS, parties
 from benchmarks.result import Result
-from benchmarks.upload_server import SECONDS, SERVICE, unlimited
+from benchmarks.upload_server import ORDINARY, SECONDS, SERVICE
 from fl_privacy.wire import client, rpc, stream
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.identity import Keyring
@@ -30,15 +30,16 @@ TIMEOUT = 60.0
 
 
 class Sender:
-    """The sending end: both ways over one channel, with the CPU time of both processes."""
+    """The sending end, with the CPU time of both processes."""
 
-    def __init__(self, address: str, keys: Keyring) -> None:
-        options = unlimited(rpc.CHANNEL_OPTIONS)
-        self._channel = grpc.secure_channel(address, keys.channel_credentials(), options=options)
-        reply = pb.SubmitReply.FromString
-        self._stub: Any = SimpleNamespace(submit=self._channel.stream_unary(f"/{SERVICE}/Stream", stream.encode, reply))
-        self._message = self._channel.unary_unary(f"/{SERVICE}/Message", pb.Chunk.SerializeToString, reply)
-        self._cpu = self._channel.unary_unary(f"/{SERVICE}/Cpu")
+    def __init__(self, keys: Keyring, stream_port: int, message_port: int) -> None:
+        credentials, reply = keys.channel_credentials(), pb.SubmitReply.FromString
+        tuned = rpc.channel(f"{HOST}:{stream_port}", keys)
+        ordinary = grpc.secure_channel(f"{HOST}:{message_port}", credentials, options=ORDINARY)
+        self._channels = tuned, ordinary
+        self._stub: Any = SimpleNamespace(submit=tuned.stream_unary(f"/{SERVICE}/Stream", stream.encode, reply))
+        self._message = ordinary.unary_unary(f"/{SERVICE}/Message", pb.Chunk.SerializeToString, reply)
+        self._cpu = ordinary.unary_unary(f"/{SERVICE}/Cpu")
 
     def stream(self, update: NDArray[np.float32]) -> None:
         client.submit(self._stub, pb.RoundHeader(), update, TIMEOUT)
@@ -58,7 +59,8 @@ class Sender:
         return remote + time.process_time()
 
     def close(self) -> None:
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
 
 def run(quick: bool = False) -> list[Result]:
@@ -68,14 +70,15 @@ def run(quick: bool = False) -> list[Result]:
         keys = made.keys("shuffler", "server").folder
         script = Path(__file__).with_name("upload_server.py")
         made.fleet.start("server", [sys.executable, str(script), "--keys", str(keys)])
-        port = made.fleet.wait_for("server", "listening", TIMEOUT)["port"]
-        sender = Sender(f"{HOST}:{port}", made.keys("site", "site-0"))
+        ports = made.fleet.wait_for("server", "listening", TIMEOUT)
+        sender = Sender(made.keys("site", "site-0"), ports["stream"], ports["message"])
         try:
             streams, messages = _measure(sender, update, repeats)
         finally:
             sender.close()
     ratio = statistics.median(m / s for s, m in zip(streams, messages, strict=True))
-    return [Result("upload, stream to one message", ratio, LIMIT, "x bytes/CPU s", "higher", _detail(update.nbytes, streams, messages))]
+    detail = _detail(update.nbytes, streams, messages)
+    return [Result("upload, stream to one message", ratio, LIMIT, "x bytes/CPU s", "higher", detail)]
 
 
 def _measure(sender: Sender, update: NDArray[np.float32], repeats: int) -> tuple[list[float], list[float]]:

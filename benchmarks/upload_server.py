@@ -1,6 +1,7 @@
-"""The receiving end of the upload benchmark: one gRPC server that takes an update as a stream or as one message.
+"""The receiving end of the upload benchmark: an update comes as a stream or as one message, each at a port of its own.
 
-Both ways the update is checked by the same `Receiver` and lands in a new array; only the way there differs.
+Both ways it is checked by the same `Receiver` and lands in a new array; only the way there differs. The stream has the
+product's options, the message gRPC's own but for the size it may have.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire import rpc, stream
 from fl_privacy.wire.identity import Keyring
 
+Options = list[tuple[str, Any]]
+
 SERVICE = "benchmarks.Upload"
+ORDINARY: Options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 SECONDS = struct.Struct("<d")
 
 
@@ -62,20 +66,22 @@ def handlers() -> grpc.GenericRpcHandler:
     )
 
 
-def unlimited(options: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The product's own options, but for the size of a message."""
-    return [(name, -1 if name.endswith("_message_length") else value) for name, value in options]
+async def start(keys: Keyring, options: Options) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers((handlers(),))
+    port = server.add_secure_port("127.0.0.1:0", keys.server_credentials())
+    await server.start()
+    return server, port
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--keys", type=Path, required=True)
-    server = grpc.aio.server(options=unlimited(rpc.SERVER_OPTIONS))
-    server.add_generic_rpc_handlers((handlers(),))
-    port = server.add_secure_port("127.0.0.1:0", Keyring(parser.parse_args().keys).server_credentials())
-    await server.start()
-    Log("upload-server")("listening", port=port)
-    await server.wait_for_termination()
+    keys = Keyring(parser.parse_args().keys)
+    tuned, stream_port = await start(keys, rpc.SERVER_OPTIONS)
+    ordinary, message_port = await start(keys, ORDINARY)
+    Log("upload-server")("listening", stream=stream_port, message=message_port)
+    await asyncio.gather(tuned.wait_for_termination(), ordinary.wait_for_termination())
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ app = typer.Typer(
 transcript_app = typer.Typer(help="Read and verify what a run recorded.", no_args_is_help=True)
 app.add_typer(transcript_app, name="transcript")
 
+INTERRUPTED = 130
+
 out = Console()
 err = Console(stderr=True)
 
@@ -198,14 +200,15 @@ def _guarded(command: Callable[[], Any]) -> int:
 
     try:
         code = command()
-        return code if isinstance(code, int) else 0
     except (FederationError, click.ClickException) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print("error: " + " ".join(text.split()), file=sys.stderr)
         return 2
     except (KeyboardInterrupt, click.Abort):
-        print("interrupted; everything that was started has been stopped", file=sys.stderr)
-        return 130
+        code = INTERRUPTED
     except OSError as error:
         print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
         return 2
+    if code == INTERRUPTED:
+        print("interrupted; everything that was started has been stopped", file=sys.stderr)
+    return code if isinstance(code, int) else 0

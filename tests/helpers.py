@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,7 +151,7 @@ def attempt_name() -> str:
     return hashlib.sha256(b"%d" % next(_attempts)).hexdigest()
 
 
-def round_header(run: str, round: int, length: int, **changes: Any) -> pb.RoundHeader:
+def round_header(run: str, round: int, length: int, /, **changes: Any) -> pb.RoundHeader:
     """A round of three that ends soon."""
     fields = {"attempt": attempt_name(), "cohort": 3, "quorum": 3, "deadline": 20.0, "layout": LAYOUT}
     return pb.RoundHeader(run=run, round=round, length=length, **{**fields, **changes})
@@ -167,7 +167,7 @@ def open_round(stub: Any, header: pb.RoundHeader, model: Array | None = None) ->
     return header
 
 
-def vector_header(round: pb.RoundHeader, update: Array, **changes: Any) -> pb.VectorHeader:
+def vector_header(round: pb.RoundHeader, update: Array, /, **changes: Any) -> pb.VectorHeader:
     """What an honest site says of its update, but for `changes`."""
     fields = {
         "run": round.run,
@@ -229,10 +229,10 @@ class Hanging:
         self.end()
 
 
-def status(call: Any) -> str:
+def status(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     """The name of the gRPC status that a call ends with."""
     try:
-        call()
+        call(*arguments, **options)
     except grpc.RpcError as error:
         return str(error.code().name)
     return "OK"
@@ -251,7 +251,7 @@ def columns(matrix: Array) -> Array:
     return np.sort(matrix, axis=0)
 
 
-def eventually(holds: Any, timeout: float = 5.0) -> None:
+def eventually(holds: Callable[[], bool], timeout: float = 5.0) -> None:
     """Wait until it holds."""
     until = time.monotonic() + timeout
     while not holds():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from fl_privacy.config import Federation, ServerRoute, ShardsRoute, ShufflerRout
 from fl_privacy.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
-SCHEMA = ROOT / "docs" / "config.schema.json"
 
 BAD = {
     "sites: 5\nnois: 1": ("nois", "unknown key"),
@@ -74,7 +74,9 @@ def test_defaults_are_all_sites_and_the_shuffler() -> None:
     assert isinstance(federation.route, ShufflerRoute)
 
 
-@pytest.mark.parametrize(("kind", "model"), [("server", ServerRoute), ("shuffler", ShufflerRoute), ("shards", ShardsRoute)])
+@pytest.mark.parametrize(
+    ("kind", "model"), [("server", ServerRoute), ("shuffler", ShufflerRoute), ("shards", ShardsRoute)]
+)
 def test_the_route_is_chosen_by_its_kind(kind: str, model: type) -> None:
     assert isinstance(Federation.parse(f"sites: 5\nroute: {{kind: {kind}}}").route, model)
 
@@ -98,8 +100,14 @@ def test_the_digest_binds_what_parties_share_and_not_where_a_site_keeps_its_data
     assert base.digest != changed.digest
 
 
-def test_the_schema_in_the_docs_is_the_one_of_the_code() -> None:
-    assert json.loads(SCHEMA.read_text()) == schema(), "run: make schema"
+def test_the_reference_in_the_docs_is_the_one_of_the_code() -> None:
+    source = importlib.util.spec_from_file_location("schema_script", ROOT / "scripts" / "schema.py")
+    assert source is not None
+    assert source.loader is not None
+    script = importlib.util.module_from_spec(source)
+    source.loader.exec_module(script)
+    assert json.loads((ROOT / "docs" / "config.schema.json").read_text()) == schema(), "run: make schema"
+    assert (ROOT / "docs" / "config.md").read_text() == script.page(), "run: make schema"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from safetensors.numpy import load_file
 
+from commands import cli, json_of
 from fl_privacy.config import Federation
 from fl_privacy.launch import flower
 from fl_privacy.launch.engine import Result, up
@@ -37,11 +35,6 @@ audit: true
 deadline: 60
 task: {partition: {kind: dirichlet, alpha: 0.5}, train: {epochs: 2}}
 """
-
-
-def cli(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("fl-privacy")), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
 
 def final_model(path: Path | str) -> np.ndarray:
@@ -143,7 +136,7 @@ def wait_for_event(log: Path, event: str, count: int = 1, timeout: float = 120) 
 
 
 @pytest.fixture
-def interrupted(runs: Path, tmp_path: Path) -> Iterator[Path]:
+def interrupted(runs: Path, tmp_path: Path) -> Path:
     """A run that was interrupted by Ctrl-C after its second round."""
     config = tmp_path / "repeatable.yaml"
     config.write_text(REPEATABLE.replace("rounds_per_message: 2", "rounds_per_message: 1"))
@@ -157,7 +150,7 @@ def interrupted(runs: Path, tmp_path: Path) -> Iterator[Path]:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.strip() == "interrupted; everything that was started has been stopped"
-    yield found[0]
+    return found[0]
 
 
 def test_ctrl_c_leaves_nothing_behind_and_the_run_resumes_to_the_same_model(
@@ -216,10 +209,6 @@ def test_sites_that_fail_end_the_run_with_a_reason(runs: Path) -> None:
     result = up(Federation.parse(text), "simulation", runs)
     assert result.status == "failed"
     assert "refused or failed" in result.reason
-
-
-def json_of(done: subprocess.CompletedProcess[str]) -> Any:
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def test_up_ends_with_one_line_of_json(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from fl_privacy.errors import ProtocolError
 from fl_privacy.protocol import MAX_COHORT, MAX_PARAMETERS, Phase, Round, RoundSpec, Submission
-
-from .helpers import refused
+from helpers import refused
 
 SPEC = RoundSpec(run="run", round=1, attempt="a", cohort=3, quorum=2, deadline=10.0, layout="l", length=4)
 CLIENTS = ("ann", "bob", "cid", "dan", "eve")
@@ -30,6 +30,15 @@ def accept(round: Round, *clients: str, now: float = 0.0, floor: int = 1) -> Non
         ticket = round.begin(client, given, now)
         assert ticket is not None
         round.commit(client, ticket, given, now)
+
+
+def code_of(call: Callable[..., object], *arguments: object) -> str:
+    """The code a call is refused with, or nothing."""
+    try:
+        call(*arguments)
+    except ProtocolError as error:
+        return error.code
+    return ""
 
 
 class RoundMachine(RuleBasedStateMachine):
@@ -99,21 +108,16 @@ class RoundMachine(RuleBasedStateMachine):
     def commit(self, stream: tuple[str, int, Submission]) -> None:
         client, ticket, made = stream
         stale = self.current.get(client) != ticket
-        try:
-            self.round.commit(client, ticket, made, self.now)
-        except ProtocolError as error:
-            if not stale:
-                self.model_tick()
-            assert error.code == ("ABORTED" if stale else "FAILED_PRECONDITION")
-            assert stale or self.over
-            self.round.abort(client, ticket)
-            if not stale:
-                del self.current[client]
+        code = code_of(self.round.commit, client, ticket, made, self.now)
+        if stale:
+            assert code == "ABORTED"
             return
         self.model_tick()
-        assert not stale
-        assert not self.over
+        assert code == ("FAILED_PRECONDITION" if self.over else "")
         del self.current[client]
+        if code:
+            self.round.abort(client, ticket)
+            return
         self.accepted[client] = made
         self.over = len(self.accepted) == self.spec.cohort
 
@@ -121,14 +125,10 @@ class RoundMachine(RuleBasedStateMachine):
     def check(self, stream: tuple[str, int, Submission]) -> None:
         client, ticket, _ = stream
         stale = self.current.get(client) != ticket
-        try:
-            self.round.check(client, ticket, self.now)
-        except ProtocolError as error:
-            assert error.code == ("ABORTED" if stale else "FAILED_PRECONDITION")
-        else:
-            assert not stale
+        code = code_of(self.round.check, client, ticket, self.now)
         if not stale:
             self.model_tick()
+        assert code == ("ABORTED" if stale else "FAILED_PRECONDITION" if self.over else "")
 
     @rule(stream=consumes(streams))
     def abort(self, stream: tuple[str, int, Submission]) -> None:
@@ -141,22 +141,14 @@ class RoundMachine(RuleBasedStateMachine):
     def fail(self) -> None:
         self.round.fail("given up")
         if not self.releases:
-            self.over = self.given_up = True
+            self.given_up = not self.over or self.given_up or len(self.accepted) >= self.needed()
+            self.over = True
 
     @rule()
     def release(self) -> None:
-        before = self.round.phase
-        try:
-            names = self.round.release()
-        except ProtocolError as error:
-            assert error.code == "FAILED_PRECONDITION"
-            assert self.releases or not self.over or self.given_up or len(self.accepted) < self.needed()
-            return
-        self.releases += 1
-        assert before is Phase.CLOSED
-        assert names == tuple(sorted(self.accepted))
-        assert len(names) >= self.needed()
-        assert not self.given_up
+        may = self.over and not self.releases and not self.given_up and len(self.accepted) >= self.needed()
+        assert code_of(self.round.release) == ("" if may else "FAILED_PRECONDITION")
+        self.releases += may
 
     @invariant()
     def promises(self) -> None:

@@ -34,7 +34,7 @@ def weighted(
     """
     _check_matrix(matrix)
     shares = normalised(weights, matrix.shape[0])
-    kernel = kernels.pick("mean", backend)
+    kernel = kernels.pick("mean", matrix.size, backend)
     out = np.empty(matrix.shape[1], np.float32)
     if not kernel.fast(matrix, shares, out):
         raise FederationError(

@@ -1,7 +1,8 @@
 """Compiled inner loops, each with a numpy twin of the same name that gives the same bits.
 
-`pick("permute")` is the module `permute_numba`, or `permute_numpy` where numba cannot be imported. Neither is imported
-before its first use. The environment variable FL_PRIVACY_KERNELS (numba or numpy) forces one of them.
+`pick("permute", entries)` is the module `permute_numba`, or `permute_numpy` where numba cannot be imported or there is
+too little work to wait for the compiler. Neither is imported before its first use. The environment variable
+FL_PRIVACY_KERNELS (numba or numpy) forces one of them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from types import ModuleType
 from fl_privacy.errors import FederationError
 
 BACKENDS = ("numba", "numpy")
+SMALL = 2**20  # the numpy twins take milliseconds below this, and compiling takes seconds in every process
 
 
-def pick(name: str, backend: str | None = None) -> ModuleType:
-    """The kernels called `name`, compiled if possible."""
-    chosen = backend or os.environ.get("FL_PRIVACY_KERNELS") or _best()
+def pick(name: str, entries: int, backend: str | None = None) -> ModuleType:
+    """The kernels called `name` for work on so many entries, compiled if that is possible and pays."""
+    chosen = backend or os.environ.get("FL_PRIVACY_KERNELS") or (_best() if entries >= SMALL else "numpy")
     if chosen not in BACKENDS:
         raise FederationError(f"FL_PRIVACY_KERNELS: {chosen!r} is not a backend; use one of {', '.join(BACKENDS)}")
     return importlib.import_module(f"fl_privacy.kernels.{name}_{chosen}")

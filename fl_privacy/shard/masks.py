@@ -56,7 +56,7 @@ def split(
     _check_range(owners, aggregators)
     target = _target(out, owners.size, [vector])
     counts = sizes(owners.size, aggregators)
-    if not kernels.pick("shards", backend).split(vector, owners, counts, target):
+    if not kernels.pick("shards", vector.size, backend).split(vector, owners, counts, target):
         raise FederationError(f"owners: not {aggregators} near-equal shards; use masks.owners")
     return np.split(target, np.cumsum(counts)[:-1])
 
@@ -68,7 +68,7 @@ def join(shards: Sequence[Vector], owners: Owners, *, out: Vector | None = None,
         _check_vector(f"shard {index}", shard, size)
     _check_range(owners, len(shards))
     target = _target(out, owners.size, shards)
-    if not kernels.pick("shards", backend).join(shards, owners, target):
+    if not kernels.pick("shards", owners.size, backend).join(shards, owners, target):
         raise FederationError(f"owners: not {len(shards)} near-equal shards; use masks.owners")
     return target
 

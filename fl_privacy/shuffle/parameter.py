@@ -49,7 +49,7 @@ def block_columns(rows: int) -> int:
 
 def _span(matrix: Matrix, key: bytes, block: int, backend: str | None, span: tuple[int, int]) -> None:
     """Shuffle the columns of `span`, block by block."""
-    draws, kernel = plan(matrix.shape[0]), kernels.pick("permute", backend)
+    draws, kernel = plan(matrix.shape[0]), kernels.pick("permute", matrix.size, backend)
     stream = Words(key, start=span[0] * draws.words)
     entries = matrix.view("uint32")
     for first in range(span[0], span[1], block):

@@ -26,6 +26,7 @@ SIGNATURE = "manifest.sig.json"
 METRICS = "metrics.jsonl"
 VIEWS = "views"
 TRUTH = "truth"
+LOGS = "logs"  # still growing when the run is closed, and no part of the transcript
 
 
 def pretty(manifest: dict[str, Any]) -> bytes:
@@ -88,12 +89,12 @@ def view_folder(root: Path, where: str) -> Path:
 
 
 def run_files(root: Path) -> list[str]:
-    """The run's own files, by their place in it: all but the manifest, its signature, views and truth."""
+    """The run's own files, by their place in it: all but the manifest, its signature, views, truth and logs."""
     found = []
     for folder, folders, names in os.walk(root):
         here = Path(folder).relative_to(root)
         if here == Path("."):
-            folders[:] = [name for name in folders if name not in (VIEWS, TRUTH)]
+            folders[:] = [name for name in folders if name not in (VIEWS, TRUTH, LOGS)]
             names = [name for name in names if name not in (MANIFEST, SIGNATURE)]
         kept = [Path(folder) / name for name in names if not name.endswith(PART)]
         found += [path.relative_to(root).as_posix() for path in kept if not path.is_symlink()]

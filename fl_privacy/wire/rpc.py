@@ -63,6 +63,8 @@ SERVER_OPTIONS = [
 
 
 async def _refuse(context: Any, error: Exception, refused: Raiser | None) -> None:
+    # The frames of a refused stream hold its round's memory; they must not wait for the garbage collector.
+    error.__traceback__ = error.__context__ = None
     if isinstance(error, ProtocolError):
         if refused is not None:
             refused(error)

@@ -1,0 +1,77 @@
+"""Whoever can submit a run ships code to the sites. It reaches neither data nor keys nor an upload."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.config import Federation
+from fl_privacy.launch import local
+from fl_privacy.launch.ground import Ground, new_run_name
+
+HOSTILE = Path(__file__).parent / "hostile_app"
+CONFIG = "name: victim\nsites: 3\nrounds: 1\ndeadline: 6\ntask: {train: {epochs: 1}}"
+SECRET = b"patient record 4711"
+
+
+@pytest.fixture(scope="module")
+def loot(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, str]], Ground]:
+    """What the hostile ClientApps brought home from every site, and the federation they were in."""
+    runs, app = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("app") / "hostile_app"
+    shutil.copytree(HOSTILE, app)
+    federation = Federation.parse(CONFIG)
+    ground = Ground(federation, new_run_name(federation), runs, None)
+    out = runs / "loot.json"
+    try:
+        ground.prepare(federation.site_names)
+        for name in federation.site_names:
+            data = ground.private / "sites" / name / "data"
+            data.mkdir()
+            (data / "records.csv").write_bytes(SECRET)
+        control, _ = local.start(ground, app)
+        facts = {"private": str(ground.private), "middleware": ground.middleware, "digest": federation.digest}
+        (ground.private / "hostile.json").write_text(json.dumps({**facts, "out": str(out)}))
+        until = time.monotonic() + 120
+        while not out.exists() and time.monotonic() < until:
+            ground.fleet.check()
+            time.sleep(0.2)
+        control.close()
+    finally:
+        ground.clear()
+    assert out.exists(), "the hostile run did not finish"
+    return json.loads(out.read_text()), ground
+
+
+def test_the_hostile_code_did_run(loot: tuple[list[dict[str, str]], Ground]) -> None:
+    assert len(loot[0]) == 3
+    assert all(found["whose"] == "the FAB's" for found in loot[0])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the local engine can only separate users when it runs as root")
+def test_it_reads_neither_keys_nor_data(loot: tuple[list[dict[str, str]], Ground]) -> None:
+    for found in loot[0]:
+        assert found["listed"] == "PermissionError"
+        assert found["key"] == "PermissionError"
+        assert found["authority"] == "PermissionError"
+        assert found["data"] == "PermissionError"
+        assert found["memory"] == "PermissionError"
+
+
+def test_it_gets_no_upload(loot: tuple[list[dict[str, str]], Ground]) -> None:
+    for found in loot[0]:
+        assert found["bare"] == "UNAVAILABLE"
+        assert found["forged"] == "UNAVAILABLE"
+        assert found["ticket"] in ("refused", "failed")
+    log = (loot[1].run_dir / "logs" / "shuffler.log").read_text()
+    assert '"accepted"' not in log
+
+
+def test_the_worker_outlives_nonsense_on_its_socket(loot: tuple[list[dict[str, str]], Ground]) -> None:
+    """The ticket above was answered after the nonsense had been sent."""
+    for found in loot[0]:
+        assert found["nonsense"] in ("closed", "ConnectionResetError")

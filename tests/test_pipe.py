@@ -1,0 +1,258 @@
+"""The socket between ClientApp and worker: frames come back whole, and no bytes can hurt the worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from client_app import pipe, worker
+from client_app.ticket import Ticket
+from fl_privacy.errors import FederationError, ProtocolError
+
+VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.floats(allow_nan=False)
+JSON = st.dictionaries(st.text(max_size=9), VALUES, max_size=5)
+TICKET = {"run": "run-1", "federation": "0" * 64, "first": 1, "last": 1}
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    left, right = socket.socketpair()
+    with left, right:
+        left.settimeout(5)
+        right.settimeout(5)
+        yield left, right
+
+
+def receive_bytes(data: bytes, most: int = 1000) -> tuple[dict[str, Any], bytearray]:
+    """What a receiver makes of these bytes and then a closed connection."""
+    left, right = socket.socketpair()
+    with right:
+        right.settimeout(5)
+        with left:
+            left.sendall(data)
+        return pipe.receive(right, most)
+
+
+@given(JSON, st.binary(max_size=500))
+def test_a_frame_comes_back_as_it_went(fields: dict[str, Any], payload: bytes) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        pipe.send(left, fields, payload)
+        assert pipe.receive(right) == (fields, payload)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_frame_or_a_pipe_error(data: bytes) -> None:
+    try:
+        fields, payload = receive_bytes(data)
+    except pipe.PipeError:
+        return
+    assert isinstance(fields, dict)
+    assert len(payload) <= 1000
+
+
+@given(st.binary(max_size=300))
+def test_any_text_in_a_good_frame_is_an_object_or_a_pipe_error(text: bytes) -> None:
+    try:
+        fields, _ = receive_bytes(pipe.HEAD.pack(len(text), 0) + text)
+    except pipe.PipeError:
+        return
+    assert fields == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 5,
+        pipe.HEAD.pack(0, 0),
+        pipe.HEAD.pack(2, 5) + b"{}abc",
+        pipe.HEAD.pack(pipe.MAX_JSON + 1, 0),
+        pipe.HEAD.pack(2**32 - 1, 2**64 - 1),
+        pipe.HEAD.pack(2, 1001) + b"{}" + b"x" * 1001,
+        pipe.HEAD.pack(2, 0) + b"[]",
+        pipe.HEAD.pack(pipe.MAX_JSON, 0) + b"[" * pipe.MAX_JSON,
+        pipe.HEAD.pack(5006, 0) + b'{"a":' + b"9" * 5000 + b"}",
+    ],
+    ids=["nothing", "half a head", "no text", "cut", "text", "overflow", "payload", "list", "nested", "digits"],
+)
+def test_a_frame_that_is_none_is_a_pipe_error(data: bytes) -> None:
+    with pytest.raises(pipe.PipeError):
+        receive_bytes(data)
+
+
+def test_a_size_that_lies_takes_no_memory(pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = pair
+    left.sendall(pipe.HEAD.pack(2, 2**40))
+    began = time.monotonic()
+    with pytest.raises(pipe.PipeError, match="too large"):
+        pipe.receive(right, 1000)
+    assert time.monotonic() - began < 1
+
+
+def test_a_trickle_does_not_stretch_the_timeout(pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = pair
+    right.settimeout(0.3)
+    stop = threading.Event()
+
+    def trickle() -> None:
+        left.sendall(pipe.HEAD.pack(2, 1000) + b"{}")
+        while not stop.wait(0.05):
+            left.sendall(b"x")
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError):
+            pipe.receive(right)
+        assert time.monotonic() - began < 2
+        assert right.gettimeout() == 0.3
+    finally:
+        stop.set()
+        thread.join()
+
+
+class Fake:
+    """A site that answers at once, or fails as it is told."""
+
+    parameters = 2**21
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.error: Exception | None = None
+        self.rounds = 1
+
+    def log(self, event: str, **fields: Any) -> None:
+        self.events.append((event, fields))
+
+    def answer(self, ticket: Ticket, model: np.ndarray) -> np.ndarray:
+        if self.error:
+            raise self.error
+        return model + 1
+
+    def take_part(self, ticket: Ticket) -> int:
+        if self.error:
+            raise self.error
+        return self.rounds
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fake, str]]:
+    """A worker with a fake site, serving in a thread until its listener is closed."""
+    monkeypatch.setattr(pipe, "PATIENCE", 0.5)
+    fake, path = Fake(), tmp_path / "socket"
+    listener = worker.listen(path)
+
+    def serve() -> None:
+        with pytest.raises(OSError, match=r"."):
+            worker.serve(listener, fake)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield fake, str(path)
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_the_socket_is_for_owner_and_group_whatever_was_there_and_the_umask(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    before = os.umask(0)
+    try:
+        for _ in range(2):  # the second finds what a killed worker left
+            worker.listen(path).close()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o660
+            assert stat.S_ISSOCK(path.stat().st_mode)
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+
+
+def test_a_ticket_is_answered_with_a_status_and_an_update(site: tuple[Fake, str]) -> None:
+    fake, path = site
+    model = np.arange(4, dtype="<f4")
+    fields, update = pipe.ask(path, TICKET, model.tobytes(), 5)
+    assert fields == {"status": "done"}
+    assert np.frombuffer(update, "<f4").tolist() == [1, 2, 3, 4]
+    assert pipe.ask(path, TICKET, b"", 5) == ({"status": "done"}, b"")
+    fake.rounds = 0
+    assert pipe.ask(path, TICKET, b"", 5)[0] == {"status": "failed"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "../../x"},
+        {"run": "x" * 129},
+        {"run": "a\n"},
+        {"federation": "short"},
+        {"first": 0},
+        {"last": 2**40},
+        {"first": "x"},
+        {"epsilon": 1000},
+        {"first": [[[]]]},
+    ],
+)
+def test_a_ticket_that_asks_for_anything_else_is_refused(site: tuple[Fake, str], changes: dict[str, Any]) -> None:
+    assert pipe.ask(site[1], {**TICKET, **changes}, b"", 5) == ({"status": "refused"}, b"")
+
+
+def test_a_payload_of_odd_length_is_refused(site: tuple[Fake, str]) -> None:
+    assert pipe.ask(site[1], TICKET, b"xyz", 5)[0] == {"status": "refused"}
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (ProtocolError("PERMISSION_DENIED", "secret reason"), "refused"),
+        (ProtocolError("DATA_LOSS", "secret reason"), "failed"),
+        (FederationError("secret reason"), "failed"),
+    ],
+)
+def test_the_reason_stays_in_the_sites_own_log(site: tuple[Fake, str], error: Exception, wanted: str) -> None:
+    fake, path = site
+    fake.error = error
+    assert pipe.ask(path, TICKET, b"", 5) == ({"status": wanted}, b"")
+    assert "secret reason" in str(fake.events)
+
+
+def hostile(path: str, data: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(5)
+        connection.connect(path)
+        connection.sendall(data)
+
+
+@given(st.lists(st.binary(max_size=60), max_size=3))
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_worker_survives_any_bytes(site: tuple[Fake, str], frames: list[bytes]) -> None:
+    """One worker for all examples: each must find it alive."""
+    nested = pipe.HEAD.pack(pipe.MAX_JSON, 0) + b"[" * pipe.MAX_JSON
+    for frame in (*frames, nested, pipe.HEAD.pack(2**32 - 1, 2**64 - 1)):
+        hostile(site[1], frame)
+    assert pipe.ask(site[1], TICKET, b"", 5)[0] == {"status": "done"}
+
+
+def test_a_silent_or_deaf_peer_is_left_behind(site: tuple[Fake, str]) -> None:
+    """Neither one that says nothing nor one that does not read its reply may keep the worker for ever."""
+    fake, path = site
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as deaf:
+        silent.connect(path)
+        deaf.connect(path)
+        pipe.send(deaf, TICKET, bytes(4 * fake.parameters))
+        assert pipe.ask(path, TICKET, b"", 10)[0] == {"status": "done"}
+    assert [event for event, _ in fake.events] == ["pipe", "pipe", "done"]

@@ -1,0 +1,62 @@
+"""The README is true: its demo reaches what it says, its commands run, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from commands import cli
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What `make demo` runs, and the run it leaves."""
+    runs = tmp_path_factory.mktemp("runs")
+    done = cli("up", ROOT / "configs" / "quickstart.yaml", "--engine", "local", "--runs-dir", runs)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, next(runs.glob("quickstart-*"))
+
+
+def test_the_demo_prints_accuracy_place_and_next_command(demo: tuple[str, Path]) -> None:
+    printed, run = demo
+    found = re.search(r"final accuracy (\d\.\d+) after 5 rounds", printed)
+    assert found is not None
+    assert float(found[1]) >= 0.90
+    assert run.name in printed
+    assert (
+        f"fl-privacy transcript verify {run}" in printed.replace("\n", "") or run.name in printed.split("try next")[1]
+    )
+
+
+def commands() -> list[str]:
+    block = README.split("## Use")[1].split("```")[0]
+    found = [line.strip() for line in block.splitlines() if line.startswith("    fl-privacy")]
+    assert len(found) >= 6
+    return found
+
+
+@pytest.mark.parametrize("line", [line for line in commands() if " up " not in line])
+def test_every_command_in_the_readme_runs(line: str, demo: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = [str(demo[1]) if word == "RUN" else word for word in shlex.split(line)[1:]]
+    done = cli(*words)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_snippet_in_the_readme_runs(demo: tuple[str, Path]) -> None:
+    snippet = README.split("```python\n")[1].split("```")[0]
+    snippet = re.sub(r"runs/quickstart-[\w-]+", str(demo[1]), snippet)
+    names: dict[str, object] = {}
+    exec(snippet, names)
+    assert names["arrays"]["updates"].shape == (5, 4810)  # type: ignore[index]
+
+
+def test_every_link_in_the_readme_leads_to_a_file() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("https://") or (ROOT / target).exists(), target

@@ -1,0 +1,161 @@
+"""Route `shards`: the server gets no update at all, by any socket and in any file."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from fl_privacy.config import Federation
+from fl_privacy.launch.engine import Result, up
+from fl_privacy.launch.ground import Ground
+from fl_privacy.shard import masks
+from fl_privacy.transcript import open_run
+
+SITES, AGGREGATORS, ROUNDS = 3, 3, 2
+CONFIG = f"""
+name: shards
+seed: 11
+sites: {SITES}
+rounds: {ROUNDS}
+rounds_per_message: {ROUNDS}
+reproducible: true
+audit: true
+task: {{hidden: [12000], train: {{epochs: 1, batch_size: 64, momentum: 0}}}}
+route: {{kind: shards, aggregators: {AGGREGATORS}}}
+"""
+CANARY = 64  # bytes of a vector that are looked for: far too many to appear by chance
+
+
+class SocketMeter:
+    """Bytes that went over the TCP sockets of some processes, as the kernel counts them."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, dict[str, int]] = defaultdict(dict)
+        self._names: dict[int, str] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def total(self, name: str) -> int:
+        return sum(self._bytes[name].values())
+
+    def follow(self, ground: Ground) -> None:
+        """Called several times a second by the engine: learn who is who."""
+        child = ground.fleet.children.get("superlink")
+        if child is None:
+            return
+        self._names[child.process.pid] = "superlink"
+        for process in psutil.Process(child.process.pid).children(recursive=True):
+            try:
+                line = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            self._names[process.pid] = "serverapp" if "flwr-serverapp" in line else "superlink"
+        for name in ("aggregator-0", "aggregator-1"):
+            self._names[ground.fleet.children[name].process.pid] = name
+
+    def __enter__(self) -> SocketMeter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            text = subprocess.run(["ss", "-tinpH"], capture_output=True, text=True).stdout
+            for entry in re.split(r"\n(?=\S)", text):
+                self._count(entry)
+            time.sleep(0.05)
+
+    def _count(self, entry: str) -> None:
+        ends = " ".join(entry.split()[3:5])
+        sizes = [int(n) for n in re.findall(r"bytes_(?:sent|received):(\d+)", entry)]
+        for pid in re.findall(r"pid=(\d+)", entry):
+            name = self._names.get(int(pid))
+            if name is not None:
+                self._bytes[name][ends] = max(self._bytes[name].get(ends, 0), sum(sizes))
+
+
+@pytest.fixture(scope="module")
+def metered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, SocketMeter, Path]:
+    if subprocess.run(["sh", "-c", "command -v ss"], capture_output=True).returncode:
+        pytest.skip("needs ss (iproute2), which reads the kernel's byte counters")
+    runs = tmp_path_factory.mktemp("runs")
+    with SocketMeter() as meter:
+        result = up(Federation.parse(CONFIG), "local", runs, watch=meter.follow)
+    return result, meter, runs
+
+
+def test_a_sharded_run_completes(metered: tuple[Result, SocketMeter, Path]) -> None:
+    assert (metered[0].status, metered[0].rounds) == ("completed", ROUNDS)
+
+
+def test_less_than_one_vector_crosses_the_sockets_of_server_and_superlink(
+    metered: tuple[Result, SocketMeter, Path],
+) -> None:
+    result, meter, _ = metered
+    vector = 4 * open_run(result.path).truth("site-0").round(1).arrays["update"].size
+    assert 0 < meter.total("serverapp") < vector / 4
+    assert 0 < meter.total("superlink") < vector
+    # The meter can see a vector: an aggregator takes and gives a third of one for every site and round.
+    assert meter.total("aggregator-0") > 2 * SITES * ROUNDS * vector / AGGREGATORS * 0.9
+
+
+def vectors(run_path: str) -> list[np.ndarray]:
+    """Every update, every shard of one, and every model after a round."""
+    run = open_run(run_path)
+    found = [run.truth(f"site-{i}").round(t).arrays["update"] for i in range(SITES) for t in (1, ROUNDS)]
+    owners = masks.owners(found[0].size, AGGREGATORS, 11)
+    return found + [shard for update in found for shard in masks.split(update, owners, AGGREGATORS)]
+
+
+def canaries(run_path: str) -> list[bytes]:
+    """Pieces of the vectors that no other file holds by chance (a dead unit's zeros would)."""
+    pieces = []
+    for vector in vectors(run_path):
+        data = vector.tobytes()
+        for start in range(0, len(data) - CANARY, len(data) // 5):
+            piece = data[start : start + CANARY]
+            if len(set(piece)) > CANARY // 3:
+                pieces.append(piece)
+    return pieces
+
+
+def holds_any(folder: Path, pieces: list[bytes]) -> list[str]:
+    found = []
+    for path in (p for p in folder.rglob("*") if p.is_file()):
+        data = path.read_bytes()
+        found += [path.name for piece in pieces if piece in data][:1]
+    return found
+
+
+def test_no_piece_of_an_update_is_in_any_file_of_server_or_superlink(
+    metered: tuple[Result, SocketMeter, Path],
+) -> None:
+    result, _, runs = metered
+    pieces = canaries(result.path)
+    assert len(pieces) > 20
+    run_dir, private = Path(result.path), runs / ".state" / result.run / "private"
+    assert holds_any(private / "superlink", pieces) == []
+    assert holds_any(private / "server", pieces) == []
+    for part in ("views/server", "checkpoints", "logs"):
+        assert holds_any(run_dir / part, pieces) == []
+    assert [p for p in run_dir.iterdir() if p.is_file() and any(piece in p.read_bytes() for piece in pieces)] == []
+    # The search can find one: an aggregator's own view holds its shards.
+    assert holds_any(run_dir / "views" / "aggregator-0", pieces)
+
+
+def test_shards_give_what_fedavg_gives(metered: tuple[Result, SocketMeter, Path], tmp_path: Path) -> None:
+    """The reassembled model is FedAvg's: the same held-out loss to the last bit."""
+    plain = CONFIG.replace(f"route: {{kind: shards, aggregators: {AGGREGATORS}}}", "route: {kind: shuffler}")
+    shuffled = up(Federation.parse(plain), "simulation", tmp_path)
+    assert shuffled.loss == metered[0].loss
