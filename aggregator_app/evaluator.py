@@ -39,11 +39,12 @@ class Evaluator:
         return await asyncio.to_thread(self._evaluate, request)
 
     def _evaluate(self, request: pb.EvaluateRequest) -> pb.EvaluateReply:
-        if request.round == 0:
-            self._seed(request.run)
-            model = self._work.initial
-        else:
-            model = self._join(request.run, request.round)
+        try:
+            if request.round == 0:
+                self._seed(request.run)
+            model = self._work.initial if request.round == 0 else self._join(request.run, request.round)
+        except grpc.RpcError as error:
+            raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
         metrics = self._work.evaluate(model)
         return pb.EvaluateReply(accuracy=metrics.accuracy, loss=metrics.loss)
 
@@ -54,7 +55,7 @@ class Evaluator:
                 client.seed(stub, run, shard, CALL)
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
-                    raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
+                    raise
 
     def _join(self, run: str, round: int) -> Any:
         shards = []

@@ -44,8 +44,7 @@ def main() -> int:
         found += results
         if not options.quick:
             result.save(name, results, facts)
-    if not options.quick:
-        result.write_readme(list(BENCHMARKS))
+            result.write_readme(list(BENCHMARKS))
     print(*map(result.line, found), sep="\n")
     return 0 if all(each.ok for each in found) else 1
 

@@ -24,6 +24,8 @@ PER_MESSAGE = 20
 WIDE = (3314, 3314)  # 11.23 M parameters on 8x8 digits
 TIMEOUT = 600.0
 
+Evaluation = dict[str, Any]  # at least its time and accuracy
+
 SMALL = Task(partition=Partition(kind="dirichlet", alpha=0.5), train=Training(epochs=5, batch_size=16, lr=0.1))
 # One step of one large batch, so that a round is mostly transport.
 LARGE = Task(hidden=WIDE, train=Training(epochs=1, batch_size=1024, lr=0.01))
@@ -64,33 +66,30 @@ def _federation(name: str, sites: int, task: Task, rounds: int, per_message: int
     )
 
 
-def _ours(federation: Federation, folder: str) -> list[float]:
+def _ours(federation: Federation, folder: str) -> list[Evaluation]:
     result = engine.up(federation, "local", Path(folder))
     if result.status != "completed":
         raise RuntimeError(f"{federation.name}: the run failed: {result.reason}")
-    return _gaps(
-        [event for event in Tail(Path(result.path, "logs", "server.log")).poll() if event["event"] == "evaluated"]
-    )
+    events = Tail(Path(result.path, "logs", "server.log")).poll()
+    return [event for event in events if event["event"] == "evaluated"]
 
 
-def _stock(federation: Federation, folder: str) -> list[float]:
-    return _gaps(stock_engine.up(federation, Path(folder), TIMEOUT))
+def _stock(federation: Federation, folder: str) -> list[Evaluation]:
+    return stock_engine.up(federation, Path(folder), TIMEOUT)
 
 
-def _gaps(evaluations: Sequence[dict[str, Any]]) -> list[float]:
-    """Seconds of every round but the first, from evaluations of round 0 on."""
+def _seconds(evaluations: Sequence[Evaluation]) -> list[float]:
+    """Of every round but the first, from evaluations of round 0 on."""
     times = [float(evaluation["time"]) for evaluation in evaluations]
     return [after - before for before, after in pairwise(times[1:])]
 
 
-def _compare(name: str, ours: list[float], stock: list[float], limit: float) -> Result:
-    mean = statistics.mean(ours), statistics.mean(stock)
-    detail = {
-        "seconds": round(mean[0], 3),
-        "stock_seconds": round(mean[1], 3),
-        "rounds": len(ours),
-        "stock_rounds": len(stock),
-        "slowest": round(max(ours), 3),
-        "stock_slowest": round(max(stock), 3),
-    }
-    return Result(name, mean[0] / mean[1], limit, "x stock", detail=detail)
+def _compare(name: str, ours: Sequence[Evaluation], stock: Sequence[Evaluation], limit: float) -> Result:
+    detail: dict[str, Any] = {}
+    for prefix, evaluations in (("", ours), ("stock_", stock)):
+        seconds = _seconds(evaluations)
+        detail[f"{prefix}seconds"] = round(statistics.mean(seconds), 3)
+        detail[f"{prefix}slowest"] = round(max(seconds), 3)
+        detail[f"{prefix}rounds"] = len(seconds)
+        detail[f"{prefix}accuracy"] = round(evaluations[-1]["accuracy"], 4)
+    return Result(name, detail["seconds"] / detail["stock_seconds"], limit, "x stock", detail=detail)

@@ -67,4 +67,6 @@ def _follow(ground: Ground, control: flower.Control, run: int, until: float) -> 
             raise TimeoutError("stock Flower did not finish in time")
         time.sleep(POLL)
     if status.sub_status != "completed":
-        raise RuntimeError(f"stock Flower {status.sub_status}: {status.details or 'see its log'}")
+        raise RuntimeError(
+            f"stock Flower {status.sub_status}: {status.details or ground.fleet.children['superlink'].tail()}"
+        )

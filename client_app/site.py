@@ -53,7 +53,7 @@ class Site:
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in middleware]
         self._owners: NDArray[np.integer] | None = None
         self._truth = truth if federation.audit else None
-        self._sent: tuple[str, Array] = ("", np.empty(0, np.float32))
+        self._sent: tuple[tuple[str, int, str], Array] | None = None
         self.log("ready", records=len(self._data), parameters=self._work.layout.size)
 
     @property
@@ -134,14 +134,15 @@ class Site:
 
     def _update(self, run: str, round: int, attempt: str, model: Array) -> Array:
         """The update of an attempt: made once, so that a resend is the same bytes."""
-        if attempt and self._sent[0] == attempt:
+        which = (run, round, attempt)
+        if attempt and self._sent is not None and self._sent[0] == which:
             return self._sent[1]
         update = self._work.update(model, self._data, self.config.name, round, self.config.device)
         if not np.isfinite(update).all():
             raise FederationError("training: the update is not finite; lower task.train.lr")
         if self._truth is not None:
             self._record(run, round, attempt, update)
-        self._sent = (attempt, update)
+        self._sent = (which, update)
         return update
 
     def _record(self, run: str, round: int, attempt: str, update: Array) -> None:

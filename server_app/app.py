@@ -5,8 +5,9 @@ from __future__ import annotations
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fl_privacy.launch.plan import ServerPlan
+
 from .loop import Coordinator
-from .plan import ServerPlan
 
 app = ServerApp()
 

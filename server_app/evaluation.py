@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ from fl_privacy.config import Federation
 from fl_privacy.tasks.train import Metrics
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.client import patiently
 from fl_privacy.wire.rpc import Stub
 
 CALL = 600.0
+PATIENCE = 30.0
 
 
 class Local:
@@ -37,5 +40,6 @@ class Remote:
         self._stub = stub
 
     def __call__(self, run: str, round: int, model: NDArray[np.float32] | None) -> Metrics:
-        reply = self._stub.evaluate(pb.EvaluateRequest(run=run, round=round), timeout=CALL)
+        request = pb.EvaluateRequest(run=run, round=round)
+        reply = patiently(lambda: self._stub.evaluate(request, timeout=CALL), time.monotonic() + PATIENCE)
         return Metrics(reply.accuracy, reply.loss)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fl_privacy.config import Federation, ServerRoute, ShardsRoute
 from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.launch.pki import load_key
+from fl_privacy.launch.plan import ServerPlan
 from fl_privacy.log import Log
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
@@ -22,7 +23,6 @@ from fl_privacy.wire.identity import Keyring
 from . import checkpoint
 from .evaluation import Local, Remote
 from .nodes import Nodes
-from .plan import ServerPlan
 from .routes import Ask, Outcome, Route, ThroughServer, ThroughShards, ThroughShuffler, attempt_name, retryable
 from .strategy import Strategy
 

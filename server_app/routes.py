@@ -132,6 +132,7 @@ class _ByMiddleware:
             length=length,
             seed=self._federation.seed,
             model=model,
+            sites=ask.cohort,
         )
 
     def _collect(self, ask: Ask) -> tuple[list[client.Release], list[dict[str, Any]]]:

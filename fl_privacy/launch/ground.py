@@ -16,10 +16,12 @@ from pathlib import Path
 from fl_privacy.config import Federation, ShardsRoute, ShufflerRoute
 from fl_privacy.errors import LaunchError
 from fl_privacy.launch.pki import Authority
+from fl_privacy.launch.plan import ServerPlan
 from fl_privacy.launch.processes import Fleet
 from fl_privacy.wire.identity import Identity, Keyring
 
 HOSTS = ("127.0.0.1", "localhost")
+LISTENING = ("superlink", "shuffler", "aggregator", "evaluator")
 START = 90.0
 # Files of this user are out of reach for root without capabilities, which is how SuperNodes run here.
 PRIVATE_UID = 61183
@@ -68,7 +70,9 @@ class Ground:
             for role, name in self._parties(names):
                 folder = self.keys(role, name).folder
                 if not (folder / "cert.pem").exists():
-                    authority.issue(Identity(self.federation.name, role, name), folder, HOSTS)
+                    # Only who listens may be dialled: a site's certificate must not pass for the shuffler's.
+                    hosts = HOSTS if role in LISTENING else ()
+                    authority.issue(Identity(self.federation.name, role, name), folder, hosts)
         except OSError as error:
             raise LaunchError(
                 f"runs-dir {self.runs_dir}: {error.strerror or error}; choose another --runs-dir"
@@ -126,8 +130,6 @@ class Ground:
 
     def write_server_plan(self, invite_every_round: bool = False) -> None:
         """What the ServerApp finds through the run config's `home`."""
-        from server_app.plan import ServerPlan
-
         plan = ServerPlan(
             run=self.run,
             run_dir=self.run_dir,

@@ -41,7 +41,7 @@ class VectorHeader(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ...) -> None: ...
 
 class RoundHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers")
+    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class RoundHeader(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    SITES_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
@@ -66,7 +67,8 @@ class RoundHeader(_message.Message):
     model: bytes
     finished: bool
     layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    sites: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReleaseHeader(_message.Message):
     __slots__ = ("phase", "reason", "count", "tiers", "length", "members")

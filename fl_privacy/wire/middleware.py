@@ -26,7 +26,7 @@ from fl_privacy.wire.stream import Part, Receiver, chunks, digest, header_of
 MAX_RUNS = 8
 MAX_WAIT = 60.0
 HEADER_WAIT = 30.0
-KEPT = 600.0  # seconds that a closed round waits for the server; then its updates are dropped
+KEPT = 600.0  # seconds that a closed round waits for the server after its deadline; then its updates are dropped
 
 Parts = AsyncIterator[Part]
 
@@ -38,6 +38,7 @@ class Attempt:
     round: Round
     rows: Rows | None
     layers: tuple[int, ...] = ()
+    invited: frozenset[str] = frozenset()
     over: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     streams: dict[str, asyncio.Timeout] = field(default_factory=dict)
@@ -57,6 +58,10 @@ class Attempt:
         """Let the updates go."""
         self.rows = None
         self.gone.set()
+
+    def awaits(self, site: str) -> bool:
+        """Whether the site may still take part."""
+        return site in self.invited and not self.round.is_over
 
     def fail(self, reason: str) -> None:
         self.round.fail(reason)
@@ -94,7 +99,7 @@ class Middleware(ABC):
         self.recorder = recorder
         self.runs: dict[str, RunState] = {}
         self.released: set[str] = set()  # of all runs: a name is the server's choice, and a site resends the same bytes
-        self._tiers = {"", *(f"{site.epsilon:g}" for site in federation.sites if site.epsilon is not None)}
+        self._tiers = {s.name: "" if s.epsilon is None else f"{s.epsilon:g}" for s in federation.sites}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -130,9 +135,9 @@ class Middleware(ABC):
             length=header.length,
             seed=header.seed,
         )
-        if spec.cohort > len(self.federation.sites):
+        if not self.federation.floor <= spec.cohort <= len(self.federation.sites):
             raise ProtocolError("INVALID_ARGUMENT", f"cohort: {spec.cohort} of {len(self.federation.sites)} sites")
-        layers = _layers(header)
+        layers, invited = _layers(header), self._invited(header)
         state = self._state(spec.run, create=True)
         self._check_new(spec)
         model = await self.prepare(state, header, parts)
@@ -141,12 +146,25 @@ class Middleware(ABC):
         if state.attempt:
             state.attempt.fail("a newer attempt was opened")
         self.put_model(state, model, header.round - 1)
-        state.attempt = Attempt(Round(spec, self.federation.floor, time.monotonic()), rows, layers)
+        state.attempt = Attempt(Round(spec, self.federation.floor, time.monotonic()), rows, layers, invited)
         state.finished = False
         self._spawn(self._watch(state.attempt))
         state.notify()
         self.log("opened", run=spec.run, round=spec.round, cohort=spec.cohort)
         return pb.Empty()
+
+    def _site(self, context: Any) -> str:
+        """The calling site's name; a certificate outlives a site's membership."""
+        name = peer(context, self.federation.name, "site").name
+        if name not in self.federation.site_names:
+            raise ProtocolError("PERMISSION_DENIED", f"site {name!r} is not in this federation")
+        return name
+
+    def _invited(self, header: pb.RoundHeader) -> frozenset[str]:
+        names = frozenset(header.sites) or frozenset(self.federation.site_names)
+        if not names <= set(self.federation.site_names) or len(names) < header.cohort:
+            raise ProtocolError("INVALID_ARGUMENT", "sites: not a cohort of this federation")
+        return names
 
     def _check_new(self, spec: RoundSpec) -> None:
         if spec.attempt in self.released:
@@ -156,17 +174,17 @@ class Middleware(ABC):
 
     async def submit(self, parts: Parts, context: Any) -> pb.SubmitReply:
         """A site's update: all or nothing, once."""
-        client = peer(context, self.federation.name, "site").name
-        if client not in self.federation.site_names:
-            raise ProtocolError("PERMISSION_DENIED", f"site {client!r} is not in this federation")
+        client = self._site(context)
         header = header_of(await first(parts), "vector")
         attempt = self._attempt(header.run, header.round)
         if header.dtype != "float32":
             raise ProtocolError("INVALID_ARGUMENT", f"dtype: {header.dtype[:20]!r} is not float32")
         if len(header.digest) != hashlib.sha256().digest_size:
             raise ProtocolError("INVALID_ARGUMENT", "digest: not a SHA-256")
-        if header.tier not in self._tiers:
-            raise ProtocolError("INVALID_ARGUMENT", "tier: not on the federation's public grid")
+        if client not in attempt.invited:
+            raise ProtocolError("PERMISSION_DENIED", f"round: {header.round} is not one this site is invited to")
+        if header.tier not in ("", self._tiers[client]):
+            raise ProtocolError("INVALID_ARGUMENT", "tier: not the one that the federation has for this site")
         submission = Submission(header.attempt, header.layout, header.length, header.digest, max(1, header.floor))
         ticket = attempt.round.begin(client, submission, time.monotonic())
         if ticket is None:
@@ -222,13 +240,14 @@ class Middleware(ABC):
 
     async def fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk | memoryview]:
         """A site waits for the next round and gets its model; the evaluator gets the newest model there is."""
-        roles = ("evaluator",) if request.newest else ("site",)
-        peer(context, self.federation.name, *roles)
-        state = self._state(request.run)
         if request.newest:
+            peer(context, self.federation.name, "evaluator")
+            state = self._state(request.run)
             header = pb.RoundHeader(run=request.run, round=state.version, model=state.model_digest)
         else:
-            header = await self._next_round(state, request)
+            site = self._site(context)
+            state = self._state(request.run)
+            header = await self._next_round(state, request, site)
         if state.model is not None and (header.round or request.newest) and not header.finished:
             header.model = state.model_digest
             header.length = state.model.size
@@ -238,11 +257,11 @@ class Middleware(ABC):
         for part in chunks(pb.Chunk(round=header), arrays):
             yield part
 
-    async def _next_round(self, state: RunState, request: pb.FetchRequest) -> pb.RoundHeader:
+    async def _next_round(self, state: RunState, request: pb.FetchRequest, site: str) -> pb.RoundHeader:
         until = time.monotonic() + min(max(0.0, request.wait), MAX_WAIT)  # 0 first: it stays where wait is NaN
         while not state.finished:
             attempt = state.attempt
-            if attempt and not attempt.round.is_over and _wanted(attempt.round.spec, request):
+            if attempt and attempt.awaits(site) and _wanted(attempt.round.spec, request):
                 spec = attempt.round.spec
                 return pb.RoundHeader(
                     run=spec.run,
@@ -299,7 +318,8 @@ class Middleware(ABC):
             except TimeoutError:
                 continue
         try:
-            async with asyncio.timeout(KEPT):
+            # From the deadline on: until then another aggregator may still be collecting the same round.
+            async with asyncio.timeout(attempt.round.remaining(time.monotonic()) + KEPT):
                 await attempt.gone.wait()
         except TimeoutError:
             attempt.fail("nobody collected it in time")
@@ -316,7 +336,7 @@ class Middleware(ABC):
             raise ProtocolError("NOT_FOUND", "run: not known here")
         if not 0 < len(run) <= 128:
             raise ProtocolError("INVALID_ARGUMENT", "run: a name of 1 to 128 characters is needed")
-        idle = [name for name, state in self.runs.items() if state.finished or state.attempt is None]
+        idle = [name for name, state in self.runs.items() if state.attempt is None or state.attempt.round.is_over]
         for name in idle[: max(0, len(self.runs) - MAX_RUNS + 1)]:
             del self.runs[name]
         if len(self.runs) >= MAX_RUNS:
