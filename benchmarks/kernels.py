@@ -43,7 +43,7 @@ def _shuffles(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: i
         parameter.shuffle(matrix, KEY)
 
     # Memory first: later runs reuse what earlier ones have freed. A small matrix compiles the kernel.
-    parameter.shuffle(matrix[:, :100].copy(), KEY)
+    parameter.shuffle(matrix[:, :100].copy(), KEY, backend="numba")
     extra = _extra_memory(kernel), _extra_memory(lambda: shuffle.reorder(matrix, range(ROWS)[::-1]))
     naive = _naive_seconds(matrix)
     return [

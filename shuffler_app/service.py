@@ -12,6 +12,7 @@ from fl_privacy.shuffle import LEVELS, Matrix, keys
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.middleware import Attempt, Middleware, Parts, RunState
+from fl_privacy.wire.rows import give_back_memory
 from fl_privacy.wire.stream import chunks
 
 
@@ -32,6 +33,8 @@ class Shuffler(Middleware):
         clients = attempt.round.release()
         assert rows is not None
         self.released.add(spec.attempt)
+        state.model = None  # nobody fetches a round that is over
+        give_back_memory()
         try:
             matrix, tiers = await asyncio.to_thread(rows.gather, clients)
             if self.recorder is not None:

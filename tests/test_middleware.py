@@ -127,6 +127,7 @@ BAD: dict[str, tuple[str, Callable[[pb.RoundHeader, Array], Iterator[Any]]]] = {
     "round overflow": ("NOT_FOUND", lambda r, u: _header(r, u, round=2**32 - 1)),
     "wrong attempt": ("FAILED_PRECONDITION", lambda r, u: _header(r, u, attempt="another")),
     "unknown tier": ("INVALID_ARGUMENT", lambda r, u: _header(r, u, tier="site-0 was here")),
+    "another site's tier": ("INVALID_ARGUMENT", lambda r, u: _header(r, u, tier=f"{EPSILONS[1]:g}")),
     "floor nobody can meet": ("INVALID_ARGUMENT", lambda r, u: _header(r, u, floor=10_000)),
 }
 
@@ -150,6 +151,17 @@ def test_bad_submissions_get_their_status_and_the_round_collects_exactly_the_goo
     assert release.tiers == ["1", "2", "4", "8"]
     assert release.updates is not None
     assert np.array_equal(columns(release.updates), columns(good))
+
+
+def test_a_site_that_is_not_invited_neither_gets_the_round_nor_takes_a_place(shuffler: Deployment, run: str) -> None:
+    round = open_round(shuffler.server, round_header(run, 1, LENGTH, sites=["site-1", "site-2", "site-3"]))
+    assert status(submit, shuffler.site(0), round, updates(1)[0]) == "PERMISSION_DENIED"
+    header, model = client.fetch(shuffler.site(0), pb.FetchRequest(run=run, wait=0.1), CALL)
+    assert (header.round, model) == (0, None)
+    assert client.fetch(shuffler.site(1), pb.FetchRequest(run=run), CALL)[0].round == 1
+    for index in (1, 2, 3):
+        submit(shuffler.site(index), round, updates(4)[index])
+    assert collect(shuffler.server, round).count == 3
 
 
 def raw_submit(party: Party, *messages: bytes) -> str:

@@ -59,6 +59,9 @@ SERVER_OPTIONS = [
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", 64),
     ("grpc.so_reuseport", 0),
+    # A fixed window of 1 MiB a stream: one that gRPC may grow by itself held 12 MB for every site that uploads.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
 ]
 
 
