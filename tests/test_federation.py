@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -142,7 +143,9 @@ def interrupted(runs: Path, tmp_path: Path) -> Path:
     config.write_text(REPEATABLE.replace("rounds_per_message: 2", "rounds_per_message: 1"))
     before = set(runs.iterdir())
     command = [str(Path(sys.executable).with_name("fl-privacy")), "up", str(config), "--runs-dir", str(runs)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Whoever runs the tests may ignore Ctrl-C (as a job in the background does), and children inherit that.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     while not (found := [p for p in runs.iterdir() if p not in before and p.name.startswith("repeatable-")]):
         time.sleep(0.05)
     wait_for_event(found[0] / "logs" / "server.log", "evaluated", 3)
