@@ -83,7 +83,13 @@ def _print_result(result: Any) -> None:
         highlight=False,
     )
     out.print(f"the run is in  {path}", highlight=False, soft_wrap=True)
-    out.print(f"try next       fl-privacy transcript verify {path}", highlight=False, soft_wrap=True)
+    out.print(f"try next       {_program()} transcript verify {path}", highlight=False, soft_wrap=True)
+
+
+def _program() -> str:
+    """How this shell can call us: by name in an active environment, by path without one."""
+    active = os.environ.get("VIRTUAL_ENV") == sys.prefix or sys.prefix == sys.base_prefix
+    return "fl-privacy" if active else os.path.relpath(Path(sys.executable).with_name("fl-privacy"))
 
 
 @app.command()
