@@ -1,7 +1,7 @@
-"""The receiving end of the upload benchmark: an update comes as a stream or as one message, each at a port of its own.
+"""The receiving end of the upload benchmark: an update comes as a stream or as one message, each to its own process.
 
 Both ways it is checked by the same `Receiver` and lands in a new array; only the way there differs. The stream has the
-product's options, the message gRPC's own but for the size it may have.
+product's options and memory settings, the message gRPC's own but for the size it may have.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from fl_privacy.log import Log
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire import rpc, stream
+from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.identity import Keyring
 
 Options = list[tuple[str, Any]]
@@ -66,22 +67,20 @@ def handlers() -> grpc.GenericRpcHandler:
     )
 
 
-async def start(keys: Keyring, options: Options) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((handlers(),))
-    port = server.add_secure_port("127.0.0.1:0", keys.server_credentials())
-    await server.start()
-    return server, port
-
-
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--keys", type=Path, required=True)
-    keys = Keyring(parser.parse_args().keys)
-    tuned, stream_port = await start(keys, rpc.SERVER_OPTIONS)
-    ordinary, message_port = await start(keys, ORDINARY)
-    Log("upload-server")("listening", stream=stream_port, message=message_port)
-    await asyncio.gather(tuned.wait_for_termination(), ordinary.wait_for_termination())
+    parser.add_argument("--way", choices=("stream", "message"), required=True)
+    given = parser.parse_args()
+    ours = given.way == "stream"
+    if ours:
+        keep_buffers()
+    server = grpc.aio.server(options=rpc.SERVER_OPTIONS if ours else ORDINARY)
+    server.add_generic_rpc_handlers((handlers(),))
+    port = server.add_secure_port("127.0.0.1:0", Keyring(given.keys).server_credentials())
+    await server.start()
+    Log(given.way)("listening", port=port)
+    await server.wait_for_termination()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from fl_privacy.launch.pki import load_key
 from fl_privacy.log import Log
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import rpc
+from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.identity import Keyring
 
 STOP_GRACE = 2.0
@@ -38,6 +39,7 @@ def recorder(options: argparse.Namespace, federation: Federation, observer: str)
 
 async def serve(name: str, servicer: Any, options: argparse.Namespace, log: Log) -> None:
     """Serve until SIGTERM or SIGINT."""
+    keep_buffers()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

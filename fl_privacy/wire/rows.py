@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,10 +43,3 @@ class Rows:
         matrix = reorder(self._matrix, [self._slot[c] for c in clients])
         self._slot, self._free = {client: row for row, client in enumerate(clients)}, []
         return matrix, [self._tier[c] for c in clients]
-
-
-def give_back_memory() -> None:
-    """Return freed receive buffers to the system, where the C library would keep them (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
