@@ -108,7 +108,7 @@ class Aggregator(Middleware):
         if self.recorder is not None:
             events = [{"name": name, "row": row} for row, name in enumerate(clients)]
             self.recorder.record(spec.round, spec.attempt, {"updates": matrix}, tiers, events)
-        rule = optimiser.make(**self.federation.combine.model_dump(exclude={"mu"}))
+        rule = optimiser.make(**self.federation.combine.model_dump(exclude={"mu", "weights"}))
         rule.restore(self._store.load(spec.run, spec.round - 1)[1])
         shard = rule.step(model, mean.weighted(matrix, exact=self.federation.reproducible))
         return shard, rule.state()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import kernels, machine, memory, result, rounds, upload
+from benchmarks import kernels, machine, memory, noise, result, rounds, upload
 from benchmarks.result import Better, Result
 
 
@@ -24,6 +24,7 @@ def _kernel(row: dict[str, Any]) -> Result:
 
 BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
     "kernels": _kernels,
+    "noise": noise.run,
     "upload": upload.run,
     "memory": memory.run,
     "rounds": rounds.small,

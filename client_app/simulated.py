@@ -48,6 +48,7 @@ def _site(home: str, partition: int) -> Site:
         Keyring(Path(home) / "sites" / name),
         facts["middleware"],
         truth=run_dir / "truth" / name,
+        state=Path(facts["sites"]) / name,
         workload=work,
         log=Log(name, run_dir / "logs" / "sites.log"),
     )

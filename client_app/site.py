@@ -21,6 +21,7 @@ from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.identity import Keyring
 
+from .outgoing import Outgoing
 from .ticket import Ticket
 
 POLL = 20.0  # seconds a fetch waits at the middleware before it asks again
@@ -40,12 +41,14 @@ class Site:
         middleware: list[str],
         data_dir: Path | None = None,
         truth: Path | None = None,
+        state: Path | None = None,
         workload: Workload | None = None,
         log: Log | None = None,
     ) -> None:
         self.federation = federation
         self.config = federation.site(name)
         self.log = log or Log(name)
+        self._outgoing = Outgoing(federation, name, state)
         find_device(self.config.device)
         self._work = workload or Workload(federation, self.config.data or data_dir)
         self._data = self._work.site_data(name)
@@ -53,7 +56,6 @@ class Site:
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in middleware]
         self._owners: NDArray[np.integer] | None = None
         self._truth = truth if federation.audit else None
-        self._sent: tuple[tuple[str, int, str], Array] | None = None
         self.log("ready", records=len(self._data), parameters=self._work.layout.size)
 
     @property
@@ -128,22 +130,22 @@ class Site:
     def _submit(self, stub: rpc.Stub, header: pb.RoundHeader, part: Array, until: float) -> None:
         def send() -> bool:
             left = max(1.0, until - time.monotonic())
-            return client.submit(stub, header, part, left, floor=self.federation.floor)
+            return client.submit(stub, header, part, left, self._outgoing.tier, self.federation.floor)
 
         client.patiently(send, until)
 
     def _update(self, run: str, round: int, attempt: str, model: Array) -> Array:
-        """The update of an attempt: made once, so that a resend is the same bytes."""
-        which = (run, round, attempt)
-        if attempt and self._sent is not None and self._sent[0] == which:
-            return self._sent[1]
-        update = self._work.update(model, self._data, self.config.name, round, self.config.device)
-        if not np.isfinite(update).all():
-            raise FederationError("training: the update is not finite; lower task.train.lr")
-        if self._truth is not None:
-            self._record(run, round, attempt, update)
-        self._sent = (which, update)
-        return update
+        """What leaves the site for an attempt."""
+
+        def train() -> Array:
+            update = self._work.update(model, self._data, self.config.name, round, self.config.device)
+            if not np.isfinite(update).all():
+                raise FederationError("training: the update is not finite; lower task.train.lr")
+            if self._truth is not None:
+                self._record(run, round, attempt, update)
+            return update
+
+        return self._outgoing.prepare(run, round, attempt, train)
 
     def _record(self, run: str, round: int, attempt: str, update: Array) -> None:
         assert self._truth is not None

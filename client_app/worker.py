@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.log import Log
+from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.identity import Keyring
 from fl_privacy.wire.stream import data_bytes
 
@@ -30,11 +31,11 @@ REFUSALS = ("FAILED_PRECONDITION", "INVALID_ARGUMENT", "PERMISSION_DENIED")
 def main() -> int:
     options = _arguments().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    keep_buffers()
     try:
         federation = Federation.load(options.config)
-        site = Site(
-            federation, options.site, Keyring(options.keys), options.middleware, options.data_dir, options.truth
-        )
+        keys, folders = Keyring(options.keys), (options.data_dir, options.truth, options.state)
+        site = Site(federation, options.site, keys, options.middleware, *folders)
         listener = listen(options.socket)
         site.log("listening", address=str(options.socket))
         serve(listener, site)
@@ -106,6 +107,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--middleware", nargs="*", default=[], help="host:port of the shuffler, or of each aggregator")
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket for the ClientApp")
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
+    parser.add_argument("--state", type=Path, help="this site's own folder: ledger and outgoing update")
     parser.add_argument("--truth", type=Path, help="where to record true updates, with `audit: true`")
     return parser
 

@@ -77,7 +77,17 @@ def _interrupt() -> NoReturn:
 
 
 def _print_result(result: Any) -> None:
+    from fl_privacy.dp import gaussian
+
     path = os.path.relpath(result.path)
+    for row in result.ledgers:
+        left = "no limit" if row["epsilon"] >= gaussian.LARGEST_EPSILON else f"{row['remaining']:.3f} left"
+        out.print(
+            f"ledger {row['site']}: epsilon {row['spent']:.3f} spent in {row['charges']} rounds, {left}, "
+            f"delta {row['delta']:g} (unit: {row['unit']}, adjacency: {row['adjacency']})",
+            highlight=False,
+            soft_wrap=True,
+        )
     out.print(
         f"\nfinal accuracy {result.accuracy:.4f} after {result.rounds} rounds in {result.seconds:.1f} s",
         highlight=False,
@@ -96,14 +106,16 @@ def _program() -> str:
 def plan(config: Config, as_json: Json = False) -> None:
     """What a round will cost each party: messages, parameters, bytes."""
     from fl_privacy.tasks.workload import layout_of
+    from fl_privacy.theory.budget import tiers
     from fl_privacy.theory.cost import per_round
 
     federation = Federation.load(config)
     parameters = layout_of(federation).size
-    costs = per_round(federation, parameters)
+    costs, budgets = per_round(federation, parameters), tiers(federation)
     if as_json:
         rows = [{**vars(c), "bytes_in": c.bytes_in, "bytes_out": c.bytes_out} for c in costs]
-        print(json.dumps({"parameters": parameters, "rounds": federation.rounds, "per_round": rows}))
+        found = {"parameters": parameters, "rounds": federation.rounds, "per_round": rows}
+        print(json.dumps({**found, "budgets": [vars(b) for b in budgets]}))
         return
     table = Table(
         title=f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; one round, each party"
@@ -114,6 +126,10 @@ def plan(config: Config, as_json: Json = False) -> None:
         sizes = f"{c.parameters_in:,}", f"{c.parameters_out:,}", f"{c.bytes_in / 1e6:,.3f}", f"{c.bytes_out / 1e6:,.3f}"
         table.add_row(c.party, str(c.count), f"{c.messages:g}", *sizes)
     out.print(table)
+    for b in budgets:
+        text = f"epsilon {b.epsilon:g} a round, {b.composed:.3f} after {federation.rounds} rounds: {b.sites} sites"
+        warning = "; only one site has it, so its label names it" if b.sites == 1 else ""
+        out.print(f"{text}, noise {b.scale:.4g} a parameter{warning}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -30,6 +30,12 @@ class Site(Model):
     epsilon: float | None = Field(None, gt=0, description="privacy budget per round; none without `privatise`")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda or cuda:N")
     data: Path | None = Field(None, description="this site's data folder; default: the run's --data-dir")
+    policy: Path | None = Field(None, description="this site's own policy file; it binds the worker")
+
+    @property
+    def tier(self) -> str:
+        """The privacy label its updates travel under."""
+        return "" if self.epsilon is None else f"{self.epsilon:g}"
 
 
 class Partition(Model):
@@ -67,6 +73,14 @@ class NoPrivatise(Model):
     kind: Literal["none"] = "none"
 
 
+class Ldp(Model):
+    """The whole update is clipped and noised for the site's own epsilon (unit: the site; adjacency: replacement)."""
+
+    kind: Literal["ldp"] = "ldp"
+    clip: float = Field(1.0, gt=0, description="largest norm of an update; noise is 2 clip sigma(epsilon, delta)")
+    delta: float = Field(1e-5, gt=0, lt=1)
+
+
 class NoPermute(Model):
     """The model keeps its own coordinates."""
 
@@ -97,6 +111,11 @@ class ShufflerRoute(Model):
     kind: Literal["shuffler"] = "shuffler"
     level: Literal["model", "layer", "parameter"] = "parameter"
     n_min: int = Field(3, ge=2, description="fewest updates that may be released together")
+    buckets: Literal["none", "published", "levelled"] = Field(
+        "none",
+        description="mix only within budget buckets: IntraShuffler's merge, or with noise topped up to the bucket's",
+    )
+    label: Literal["min", "mean"] = Field("min", description="the epsilon of a merged bucket")
 
 
 class ShardsRoute(Model):
@@ -107,14 +126,22 @@ class ShardsRoute(Model):
     n_min: int = Field(2, ge=2, description="fewest updates that may be averaged together")
 
 
-class FedAvg(Model):
+class Weighted(Model):
+    """What every rule shares: how much an update counts by its privacy label."""
+
+    weights: Literal["equal", "epsilon", "precision"] = Field(
+        "equal", description="by epsilon, or by the inverse of the noise's variance; equal without `privatise`"
+    )
+
+
+class FedAvg(Weighted):
     """model + lr * mean update."""
 
     kind: Literal["fedavg"] = "fedavg"
     lr: float = Field(1.0, gt=0)
 
 
-class FedProx(Model):
+class FedProx(Weighted):
     """FedAvg whose sites add mu/2 |w - w_global|^2 to their loss."""
 
     kind: Literal["fedprox"] = "fedprox"
@@ -122,7 +149,7 @@ class FedProx(Model):
     mu: float = Field(0.1, gt=0)
 
 
-class FedAdam(Model):
+class FedAdam(Weighted):
     """Adam on the mean update (Reddi et al. 2021, Algorithm 2)."""
 
     kind: Literal["fedadam"] = "fedadam"
@@ -132,7 +159,7 @@ class FedAdam(Model):
     tau: float = Field(1e-3, gt=0)
 
 
-class FedYogi(Model):
+class FedYogi(Weighted):
     """Yogi on the mean update (Reddi et al. 2021, Algorithm 2)."""
 
     kind: Literal["fedyogi"] = "fedyogi"
@@ -142,6 +169,7 @@ class FedYogi(Model):
     tau: float = Field(1e-3, gt=0)
 
 
+Privatise = Annotated[NoPrivatise | Ldp, Field(discriminator="kind")]
 Route = Annotated[ServerRoute | ShufflerRoute | ShardsRoute, Field(discriminator="kind")]
 Combine = Annotated[FedAvg | FedProx | FedAdam | FedYogi, Field(discriminator="kind")]
 
@@ -150,7 +178,7 @@ class Federation(Model):
     """A federation: who takes part, what is learned, and a choice at each arrow of an update's way."""
 
     name: str = Field("federation", pattern=NAME)
-    sites: tuple[Site, ...] = Field(description="a count, or a list of sites")
+    sites: tuple[Site, ...] = Field(description="a count, a count and what all share, or a list of sites")
     task: Task = Task()
     rounds: int = Field(5, ge=1, le=100_000)
     cohort: int = Field(0, ge=0, validate_default=True, description="sites a round; default (0): all")
@@ -163,7 +191,7 @@ class Federation(Model):
     seed: int = Field(0, ge=0, lt=2**63, description="partition, initial model, cohorts, local training, shard masks")
     reproducible: bool = Field(False, description="seeded keys and noise: the run is repeatable and NOT private")
     audit: bool = Field(False, description="middleware and sites record their own views too, for attacks to be scored")
-    privatise: NoPrivatise = NoPrivatise()
+    privatise: Privatise = NoPrivatise()
     permute: NoPermute = NoPermute()
     compress: NoCompress = NoCompress()
     encode: NoEncode = NoEncode()
@@ -173,12 +201,16 @@ class Federation(Model):
     @field_validator("sites", mode="before")
     @classmethod
     def _sites_from_count(cls, value: Any) -> Any:
-        """`sites: 5` means site-0 to site-4."""
-        if isinstance(value, bool) or not isinstance(value, int):
+        """`sites: 5` means site-0 to site-4; `{count: 200, epsilon: [0.5, 8]}` deals the budgets out in turn."""
+        shared = dict(value) if isinstance(value, dict) else {}
+        count = shared.pop("count", None) if shared else value
+        if isinstance(count, bool) or not isinstance(count, int):
             return value
-        if not 1 <= value <= MAX_SITES:
-            raise ValueError(f"{value} is not a count from 1 to {MAX_SITES}")
-        return [{"name": f"site-{i}"} for i in range(value)]
+        if not 1 <= count <= MAX_SITES:
+            raise ValueError(f"{count} is not a count from 1 to {MAX_SITES}")
+        budgets = shared.pop("epsilon", None)
+        grid = budgets if isinstance(budgets, list) and budgets else [budgets]
+        return [{"name": f"site-{i}", "epsilon": grid[i % len(grid)], **shared} for i in range(count)]
 
     @model_validator(mode="before")
     @classmethod
@@ -187,7 +219,8 @@ class Federation(Model):
         if not isinstance(values, dict) or "sites" not in values:
             return values
         sites = values["sites"]
-        count = sites if isinstance(sites, int) else len(sites) if isinstance(sites, list | tuple) else 0
+        count = sites.get("count", 0) if isinstance(sites, dict) else sites
+        count = count if isinstance(count, int) else len(count) if isinstance(count, list | tuple) else 0
         filled = dict(values)
         filled["cohort"] = filled.get("cohort") or count
         filled["quorum"] = filled.get("quorum") or filled["cohort"]
@@ -277,6 +310,20 @@ def _floor_fits(f: Federation) -> str | None:
     return None
 
 
+def _budgets_fit(f: Federation) -> str | None:
+    private = f.privatise.kind != "none"
+    missing = [site.name for site in f.sites if site.epsilon is None]
+    if private and missing:
+        return f"sites.epsilon: {missing[0]!r} has none and privatise.kind is {f.privatise.kind!r}; give every site one"
+    if isinstance(f.route, ShufflerRoute) and f.route.buckets != "none" and not private:
+        return f"route.buckets: {f.route.buckets!r} needs budgets, and privatise.kind is none; use ldp"
+    if f.combine.weights != "equal" and not private:
+        return f"combine.weights: {f.combine.weights!r} needs budgets, and privatise.kind is none; use equal"
+    if f.combine.weights != "equal" and isinstance(f.route, ShardsRoute):
+        return f"combine.weights: {f.combine.weights!r} is not to be had with shards; use equal"
+    return None
+
+
 def _messages_fit(f: Federation) -> str | None:
     if f.rounds_per_message > 1 and isinstance(f.route, ServerRoute):
         return (
@@ -302,7 +349,7 @@ def _model_fits(f: Federation) -> str | None:
     return None
 
 
-RULES = (_names_differ, _cohort_fits, _quorum_fits, _floor_fits, _messages_fit, _model_fits)
+RULES = (_names_differ, _cohort_fits, _quorum_fits, _floor_fits, _budgets_fit, _messages_fit, _model_fits)
 
 
 def _line(error: Any) -> str:
@@ -324,8 +371,12 @@ def schema() -> dict[str, Any]:
     """The JSON schema of a federation, with `sites` as people write it."""
     made = Federation.model_json_schema()
     made["properties"]["sites"] = {
-        "anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_SITES}, made["properties"]["sites"]],
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": MAX_SITES},
+            {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]},
+            made["properties"]["sites"],
+        ],
         "title": "Sites",
-        "description": "a count, or a list of sites",
+        "description": made["properties"]["sites"]["description"],
     }
     return made

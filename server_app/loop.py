@@ -105,7 +105,7 @@ class Coordinator:
         self._invited = True
         self._record(ask, outcome)
         if self.model is not None and outcome.updates is not None:
-            self.model = self.strategy.combine(self.model, outcome.updates)
+            self.model = self.strategy.combine(self.model, outcome.updates, outcome.tiers)
         self._evaluate(round, outcome, time.monotonic() - began)
         self._checkpoint(round)
 

@@ -97,7 +97,8 @@ class ThroughServer:
         names = sorted(updates)
         matrix = np.stack([updates[name] for name in names])
         receipts += [{"kind": "row", "name": name, "row": row} for row, name in enumerate(names)]
-        return Outcome(len(names), matrix, [""] * len(names), receipts, matrix.nbytes)
+        tiers = [self._federation.site(name).tier for name in names]
+        return Outcome(len(names), matrix, tiers, receipts, matrix.nbytes)
 
     def finish(self, run: str) -> None:
         """Nobody else to tell."""

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.combine import mean, optimiser
-from fl_privacy.config import Federation
+from fl_privacy.combine import mean, optimiser, weights
+from fl_privacy.config import Federation, Ldp
 from fl_privacy.errors import FederationError
 
 COHORT_STREAM = 0x434F_484F
 
 
 class Strategy:
-    """Cohorts by seed; updates averaged with equal weights (record counts would tell sites apart) and then stepped."""
+    """Cohorts by seed; updates averaged equally or by privacy label (record counts would tell sites apart)."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
-        self.rule = optimiser.make(**federation.combine.model_dump(exclude={"mu"}))
+        self.rule = optimiser.make(**federation.combine.model_dump(exclude={"mu", "weights"}))
 
     def cohort(self, message: int, present: Sequence[str]) -> list[str]:
         """The sites of the `message`-th Flower message, drawn by seed from those present."""
@@ -33,9 +33,17 @@ class Strategy:
         names = sorted(present)
         return sorted(names[i] for i in rng.choice(len(names), size, replace=False))
 
-    def combine(self, model: NDArray[np.float32], updates: NDArray[np.float32]) -> NDArray[np.float32]:
+    def combine(
+        self, model: NDArray[np.float32], updates: NDArray[np.float32], tiers: Sequence[str]
+    ) -> NDArray[np.float32]:
         """The next model."""
-        return self.rule.step(model, mean.weighted(updates, exact=self.federation.reproducible))
+        return self.rule.step(model, mean.weighted(updates, self._weights(tiers), self.federation.reproducible))
+
+    def _weights(self, tiers: Sequence[str]) -> weights.Weights | None:
+        if not isinstance(self.federation.privatise, Ldp):
+            return None
+        rule = weights.RULES[self.federation.combine.weights]
+        return rule([float(tier) for tier in tiers], self.federation.privatise.delta)
 
     def state(self) -> dict[str, NDArray[Any]]:
         return self.rule.state()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.config import Federation
+from fl_privacy.config import Federation, Ldp
+from fl_privacy.dp.policy import open_ledger
 from fl_privacy.errors import LaunchError
 from fl_privacy.launch import local, simulation
 from fl_privacy.launch.ground import Ground, new_run_name
@@ -33,6 +34,7 @@ class Result:
     path: str
     seconds: float
     reason: str = ""
+    ledgers: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -75,6 +77,7 @@ def up(
         path=str(ground.run_dir),
         seconds=round(time.monotonic() - began, 2),
         reason=reason,
+        ledgers=_ledgers(ground),
     )
 
 
@@ -99,6 +102,14 @@ def _follow(ground: Ground, control: Any, flower_run: int, watch: Callable[[Grou
                     else ("failed", found.details or "the ServerApp failed; see superlink.log")
                 )
         time.sleep(POLL)
+
+
+def _ledgers(ground: Ground) -> list[dict[str, Any]]:
+    """What every site on this machine has spent, over all runs."""
+    if not isinstance(ground.federation.privatise, Ldp):
+        return []
+    names = ground.federation.site_names
+    return [open_ledger(ground.federation, name, ground.sites / name).report() for name in names]
 
 
 def _last_metric(run_dir: Path) -> dict[str, Any]:

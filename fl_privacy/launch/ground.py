@@ -54,6 +54,8 @@ class Ground:
         self.home = self.runs_dir / ".state" / self.run
         self.private = self.home / "private"
         self.config = self.private / "federation.yaml"
+        # Not of one run: a budget is spent over all runs that a site takes part in.
+        self.sites = self.runs_dir / "sites" / self.federation.name
         self.fleet = Fleet(self.run_dir / "logs", self.home / "pids.json")
         # Unix socket paths are short, and a runs folder may lie deep.
         self.sockets = Path(tempfile.mkdtemp(prefix="fl-privacy-"))
@@ -65,6 +67,8 @@ class Ground:
             self.private.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.private.chmod(0o700)
             self.config.write_text(self.federation.to_yaml())
+            for name in names:
+                (self.sites / name).mkdir(parents=True, exist_ok=True, mode=0o700)
             pki = self.runs_dir / "pki"
             authority = Authority.open(pki)
             for role, name in self._parties(names):
@@ -78,7 +82,7 @@ class Ground:
                 f"runs-dir {self.runs_dir}: {error.strerror or error}; choose another --runs-dir"
             ) from None
         if os.geteuid() == 0:
-            for folder in (self.private, pki):
+            for folder in (self.private, pki, self.sites):
                 _give(folder, PRIVATE_UID)
 
     def keys(self, role: str, name: str) -> Keyring:

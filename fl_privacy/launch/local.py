@@ -35,6 +35,7 @@ def start(ground: Ground, app: Path = flower.APP) -> tuple[flower.Control, int]:
 def _worker(ground: Ground, name: str) -> list[str]:
     command = [sys.executable, "-m", "client_app.worker", "--config", str(ground.config), "--site", name]
     command += ["--keys", str(ground.keys("site", name).folder), "--socket", str(ground.sockets / name)]
+    command += ["--state", str(ground.sites / name)]
     command += ["--middleware", *ground.middleware, *ground.data_arguments()]
     return [*command, "--truth", str(ground.run_dir / "truth" / name)] if ground.federation.audit else command
 

@@ -23,6 +23,7 @@ def start(ground: Ground) -> tuple[flower.Control, int]:
         "data_dir": str(ground.data_dir) if ground.data_dir else None,
         "run_dir": str(ground.run_dir),
         "middleware": ground.middleware,
+        "sites": str(ground.sites),
     }
     (ground.private / "simulation.json").write_text(json.dumps(facts))
     ground.write_server_plan(invite_every_round=True)

@@ -99,7 +99,9 @@ class Middleware(ABC):
         self.recorder = recorder
         self.runs: dict[str, RunState] = {}
         self.released: set[str] = set()  # of all runs: a name is the server's choice, and a site resends the same bytes
-        self._tiers = {s.name: "" if s.epsilon is None else f"{s.epsilon:g}" for s in federation.sites}
+        # A privatised update must say its budget: the server weighs it by that, and a bucket is made of it.
+        bare = () if federation.privatise.kind != "none" else ("",)
+        self._tiers = {site.name: (site.tier, *bare) for site in federation.sites}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -183,7 +185,7 @@ class Middleware(ABC):
             raise ProtocolError("INVALID_ARGUMENT", "digest: not a SHA-256")
         if client not in attempt.invited:
             raise ProtocolError("PERMISSION_DENIED", f"round: {header.round} is not one this site is invited to")
-        if header.tier not in ("", self._tiers[client]):
+        if header.tier not in self._tiers[client]:
             raise ProtocolError("INVALID_ARGUMENT", "tier: not the one that the federation has for this site")
         submission = Submission(header.attempt, header.layout, header.length, header.digest, max(1, header.floor))
         ticket = attempt.round.begin(client, submission, time.monotonic())

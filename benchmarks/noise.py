@@ -1,0 +1,30 @@
+"""Gaussian noise from a secret key against numpy's default generator, which is not made for secrets."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.kernels import KEY, _extra_memory, _ratio
+from benchmarks.result import Result
+from fl_privacy.dp import noise
+
+SAMPLES, QUICK_SAMPLES = 11_200_000, 2**21
+
+
+def run(quick: bool = False) -> list[Result]:
+    """CPU time of a model's worth of samples as a ratio in the same run, and memory beyond the samples themselves."""
+    samples, repeats = (QUICK_SAMPLES, 3) if quick else (SAMPLES, 9)
+    noise.standard_normal(100, KEY, backend="numba")  # compile
+    out = np.ones(samples, np.float32)  # memory of its own, unlike zeros that were never touched
+    extra = _extra_memory(lambda: noise.standard_normal(samples, KEY, out=out))
+    ratio = _ratio(lambda: noise.standard_normal(samples, KEY), lambda: _base(samples), repeats)
+    twin = _ratio(lambda: noise.standard_normal(samples, KEY, backend="numpy"), lambda: _base(samples), 3)
+    detail = {"samples": samples, "numpy_kernel": round(twin, 2)}
+    return [
+        Result("Gaussian noise", round(ratio, 3), 0.6, "x numpy", detail=detail),
+        Result("Gaussian noise, extra memory", round(extra, 2), 8, "MiB", detail={"samples": samples}),
+    ]
+
+
+def _base(samples: int) -> None:
+    np.random.default_rng().standard_normal(samples)

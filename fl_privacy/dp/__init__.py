@@ -1,0 +1,1 @@
+"""Differential privacy of one site's update: clipping, noise, calibration, and the ledger of what was spent."""

@@ -1,0 +1,59 @@
+"""The analytic Gaussian mechanism (Balle and Wang 2018): exact calibration for every epsilon."""
+
+from __future__ import annotations
+
+import math
+
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from fl_privacy.errors import FederationError
+
+LARGEST_EPSILON = 1e3
+SMALLEST_DELTA = 1e-30
+
+
+def delta(sigma: float, epsilon: float) -> float:
+    """Smallest delta of noise sigma at sensitivity 1 (Balle and Wang, Theorem 8).
+
+    Phi(1/(2 sigma) - epsilon sigma) - e^epsilon Phi(-1/(2 sigma) - epsilon sigma), in logarithms: e^epsilon overflows
+    long before the product does.
+    """
+    first = log_ndtr(1 / (2 * sigma) - epsilon * sigma)
+    second = epsilon + log_ndtr(-1 / (2 * sigma) - epsilon * sigma)
+    return max(0.0, float(math.exp(first) * -math.expm1(min(0.0, second - first))))
+
+
+def sigma(epsilon: float, delta: float) -> float:
+    """Least noise for (epsilon, delta) at sensitivity 1.
+
+    >>> round(sigma(1.0, 1e-5), 4)
+    3.7306
+    """
+    check(epsilon, delta)
+    low = high = 1.0 / epsilon
+    while _delta(high, epsilon) > delta:
+        high *= 2
+    while _delta(low, epsilon) <= delta:
+        low /= 2
+    return float(brentq(lambda s: _delta(s, epsilon) - delta, low, high, xtol=1e-12 * low, rtol=1e-13))
+
+
+def epsilon(sigma: float, delta: float) -> float:
+    """Least epsilon of noise sigma at sensitivity 1; infinite where even the largest considered does not do."""
+    if _delta(sigma, 0.0) <= delta:
+        return 0.0
+    if _delta(sigma, LARGEST_EPSILON) > delta:
+        return math.inf
+    return float(brentq(lambda e: _delta(sigma, e) - delta, 0.0, LARGEST_EPSILON, xtol=1e-12))
+
+
+_delta = delta
+
+
+def check(epsilon: float, delta: float) -> None:
+    """Refuse what is no budget."""
+    if not (isinstance(epsilon, int | float) and 0 < epsilon <= LARGEST_EPSILON):
+        raise FederationError(f"epsilon: {epsilon!r} is not a number above 0 and at most {LARGEST_EPSILON:g}")
+    if not (isinstance(delta, int | float) and SMALLEST_DELTA <= delta < 1):
+        raise FederationError(f"delta: {delta!r} is not a number from {SMALLEST_DELTA:g} to below 1; use 1e-5")

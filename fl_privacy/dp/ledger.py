@@ -1,0 +1,214 @@
+"""What a site has spent of its budget: an append-only journal on its own disk, composed with dp-accounting."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.dp import gaussian
+from fl_privacy.errors import FederationError
+
+FORMAT = 1
+LONGEST_LINE = 4096
+
+
+class LedgerError(FederationError):
+    """The ledger refuses a charge, or cannot be trusted: nothing is spent and nothing may be sent."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One use of the data: noise relative to the sensitivity, steps, and the rate at which each samples records.
+
+    `unit` is what is protected (a site or a record), `adjacency` how neighbours differ (replace, or add-or-remove).
+    """
+
+    noise: float
+    unit: str
+    adjacency: str
+    rate: float = 1.0
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.noise > 0 and 0 < self.rate <= 1 and self.steps >= 1):
+            raise LedgerError(f"charge: noise {self.noise}, rate {self.rate}, steps {self.steps} is no mechanism")
+
+
+class Ledger:
+    """The budget (epsilon, delta) of a site over all rounds of all runs; survives restarts, and fails closed."""
+
+    def __init__(self, path: str | Path, epsilon: float, delta: float, site: str = "") -> None:
+        gaussian.check(epsilon, delta)
+        self.path, self.epsilon, self.delta, self.site = Path(path), epsilon, delta, site
+        self._entries: dict[str, Charge] = {}
+        self._head = ""
+        with self._locked():
+            if self.path.stat().st_size == 0:
+                self._append({"format": FORMAT, "site": site})
+            self._read()
+
+    def charge(self, name: str, charge: Charge) -> bool:
+        """Write a charge durably, before anything is sent; False if `name` was charged before with the same terms.
+
+        `name` is the attempt: a resend of the same bytes costs nothing more. Refuses what would overspend.
+        """
+        with self._locked():
+            self._read()
+            if name in self._entries:
+                if self._entries[name] != charge:
+                    raise LedgerError(f"charge: {name!r} was charged before with other terms")
+                return False
+            self.check(charge)
+            self._append({"name": name, **asdict(charge)})
+            self._entries[name] = charge
+        return True
+
+    def holds(self, name: str) -> bool:
+        """Whether `name` was charged."""
+        return name in self._entries
+
+    def check(self, charge: Charge) -> None:
+        """Refuse a charge that would overspend, or that protects something else than those before it."""
+        self._check_unit(charge)
+        would = compose([*self._entries.values(), charge], self.delta)
+        if would > self.epsilon:
+            raise LedgerError(
+                f"budget: this round would bring epsilon to {would:.4g} of {self.epsilon:g} at delta {self.delta:g}; "
+                "nothing was spent or sent"
+            )
+
+    def spent(self, delta: float | None = None) -> float:
+        """Epsilon spent so far at `delta`."""
+        return compose(list(self._entries.values()), self.delta if delta is None else delta)
+
+    def remaining(self) -> float:
+        """Epsilon left at the ledger's own delta; what one more round costs depends on its noise."""
+        return max(0.0, self.epsilon - self.spent())
+
+    def report(self) -> dict[str, Any]:
+        """What a person wants to know of it."""
+        charges = list(self._entries.values())
+        return {
+            "site": self.site,
+            "charges": len(charges),
+            "spent": self.spent(),
+            "remaining": self.remaining(),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "unit": charges[0].unit if charges else None,
+            "adjacency": charges[0].adjacency if charges else None,
+        }
+
+    def _check_unit(self, charge: Charge) -> None:
+        for known in list(self._entries.values())[:1]:
+            if (known.unit, known.adjacency) != (charge.unit, charge.adjacency):
+                raise LedgerError(
+                    f"charge: protects a {charge.unit} ({charge.adjacency}) and this ledger is of a {known.unit} "
+                    f"({known.adjacency}); give each its own ledger"
+                )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time, also while it reads."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise LedgerError(f"ledger {self.path}: {error.strerror}; nothing may be spent without it") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(self._file)
+
+    def _read(self) -> None:
+        """The whole journal anew. Only a last line cut off by a crash is forgiven: what it charged was never sent."""
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            os.ftruncate(self._file, whole)
+        self._entries, self._head = {}, ""
+        for number, line in enumerate(data[:whole].splitlines(), start=1):
+            fields = self._parse(line, number)
+            if number == 1:
+                self._check_header(fields)
+            else:
+                name = str(fields.pop("name"))
+                try:
+                    self._entries[name] = Charge(**fields)
+                except TypeError:
+                    raise self._corrupt(number) from None
+
+    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            entry = json.loads(line[:LONGEST_LINE])
+            fields, head = dict(entry["entry"]), entry["head"]
+        except (ValueError, TypeError, KeyError):
+            raise self._corrupt(number) from None
+        if head != _link(self._head, fields):
+            raise self._corrupt(number)
+        self._head = head
+        return fields
+
+    def _check_header(self, fields: dict[str, Any]) -> None:
+        if fields.get("format") != FORMAT:
+            raise LedgerError(f"ledger {self.path}: format {fields.get('format')!r} is unknown; update fl-privacy")
+        if fields.get("site") != self.site:
+            raise LedgerError(
+                f"ledger {self.path}: is of site {fields.get('site')!r}, not {self.site!r}; restore the right one"
+            )
+
+    def _corrupt(self, number: int) -> LedgerError:
+        return LedgerError(f"ledger {self.path}: line {number} was changed or damaged; restore it from a backup")
+
+    def _append(self, fields: dict[str, Any]) -> None:
+        head = _link(self._head, fields)
+        line = json.dumps({"entry": fields, "head": head}, sort_keys=True) + "\n"
+        try:
+            os.write(self._file, line.encode())
+            os.fsync(self._file)
+        except OSError as error:
+            raise LedgerError(f"ledger {self.path}: {error.strerror}; nothing was spent or sent") from None
+        self._head = head
+
+
+def _link(previous: str, fields: dict[str, Any]) -> str:
+    return hashlib.sha256((previous + json.dumps(fields, sort_keys=True)).encode()).hexdigest()
+
+
+def compose(charges: list[Charge], delta: float) -> float:
+    """Epsilon of all charges together, by RDP and by PLD, whichever is smaller: both are upper bounds."""
+    if not charges:
+        return 0.0
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    events = _events(charges)
+    found = []
+    for accountant in (RdpAccountant(), PLDAccountant()):
+        for event, count in events:
+            accountant.compose(event, count)
+        found.append(float(accountant.get_epsilon(delta)))
+    return min(found)
+
+
+def _events(charges: list[Charge]) -> list[tuple[Any, int]]:
+    """As dp-accounting's events. Gaussians without sampling compose exactly to one, of precision the sum of theirs."""
+    import dp_accounting
+
+    events: list[tuple[Any, int]] = []
+    precision = sum(charge.steps / charge.noise**2 for charge in charges if charge.rate == 1)
+    if precision:
+        events.append((dp_accounting.GaussianDpEvent(precision**-0.5), 1))
+    for charge, count in Counter(charge for charge in charges if charge.rate < 1).items():
+        sampled = dp_accounting.PoissonSampledDpEvent(charge.rate, dp_accounting.GaussianDpEvent(charge.noise))
+        events.append((sampled, count * charge.steps))
+    return events

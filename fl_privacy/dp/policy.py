@@ -1,0 +1,72 @@
+"""A site's own policy: what its worker will do, whatever a federation's config or a server's ticket says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fl_privacy.config import Federation, Ldp
+from fl_privacy.dp import gaussian
+from fl_privacy.dp.ledger import Ledger
+from fl_privacy.errors import ConfigError, FederationError
+
+
+class PolicyError(FederationError):
+    """The site's policy forbids it: nothing is spent and nothing is sent."""
+
+
+class Policy(BaseModel):
+    """Read from a file on the site's own disk. A key that is missing allows nothing beyond its default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    epsilon_per_round: float = Field(gt=0, description="largest budget of one round")
+    epsilon: float = Field(gt=0, description="largest budget over all rounds of all runs")
+    delta: float = Field(1e-5, gt=0, lt=1)
+    routes: tuple[str, ...] = ("shuffler", "shards")
+    tasks: tuple[str, ...] = Field(description="data sets that may be trained on")
+    noise: bool = Field(True, description="whether updates must be privatised")
+
+    @classmethod
+    def load(cls, path: Path) -> Policy:
+        try:
+            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"policy {path}: cannot be read ({' '.join(str(error).split())})") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"policy {path}: {field}: {first['msg']}; correct it") from None
+
+    def check(self, federation: Federation, site: str) -> None:
+        """Refuse a federation that asks for more than this policy allows."""
+        config = federation.site(site)
+        if federation.route.kind not in self.routes:
+            raise PolicyError(
+                f"policy: route {federation.route.kind!r} is not allowed here; allowed: {', '.join(self.routes)}"
+            )
+        if federation.task.dataset not in self.tasks:
+            raise PolicyError(
+                f"policy: task {federation.task.dataset!r} is not allowed here; allowed: {', '.join(self.tasks)}"
+            )
+        if federation.reproducible and self.noise:
+            raise PolicyError("policy: a reproducible run is not private, and this site demands noise")
+        if federation.privatise.kind == "none":
+            if self.noise:
+                raise PolicyError("policy: updates must be privatised here, and privatise.kind is none")
+            return
+        if config.epsilon is None or config.epsilon > self.epsilon_per_round:
+            raise PolicyError(
+                f"policy: epsilon {config.epsilon} a round is more than the {self.epsilon_per_round:g} allowed here"
+            )
+
+
+def open_ledger(federation: Federation, site: str, state: Path) -> Ledger:
+    """The ledger in a site's own folder, with the budget of its policy; without a policy it only keeps account."""
+    config, terms = federation.site(site), federation.privatise
+    assert isinstance(terms, Ldp)
+    policy = Policy.load(config.policy) if config.policy else None
+    epsilon, delta = (policy.epsilon, policy.delta) if policy else (gaussian.LARGEST_EPSILON, terms.delta)
+    return Ledger(state / "ledger.jsonl", epsilon, delta, site)

@@ -1,0 +1,52 @@
+"""The fast path of the ziggurat, compiled: a word to a sample, and a list of the words that need a closer look."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.kernels.jit import compiled
+
+
+@compiled
+def _fill(
+    words: NDArray[np.int64],
+    first: int,
+    widths: NDArray[np.float64],
+    limits: NDArray[np.int64],
+    shift: np.int64,
+    out: NDArray[np.float32],
+    index: NDArray[np.int64],
+    doubtful: NDArray[np.int64],
+    count: int,
+) -> int:
+    mask = np.uint64(widths.size - 1)
+    for i in range(out.size):
+        word = words[i]
+        layer = np.uint64(word) & mask
+        fraction = (word >> shift) | np.int64(1)
+        out[i] = np.float32(np.float64(fraction) * widths[layer])
+        if abs(fraction) >= limits[layer]:
+            index[count] = first + i
+            doubtful[count] = word
+            count += 1
+    return count
+
+
+def fill(
+    words: NDArray[np.uint64],
+    first: int,
+    widths: NDArray[np.float64],
+    limits: NDArray[np.int64],
+    out: NDArray[np.float32],
+    index: NDArray[np.int64],
+    doubtful: NDArray[np.uint64],
+    count: int,
+) -> int:
+    """Sample `first` + i from word i; append the doubtful ones to the `count` so far, and return how many there are.
+
+    The lowest bits name a layer; the others, with a lowest bit that is always 1, are a signed fraction of its width.
+    """
+    shift = np.int64(widths.size.bit_length() - 2)
+    signed = words.view(np.int64), doubtful.view(np.int64)
+    return int(_fill(signed[0], first, widths, limits, shift, out, index, signed[1], count))

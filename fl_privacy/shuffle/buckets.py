@@ -1,0 +1,101 @@
+"""Adaptive privacy buckets (IntraShuffler, Definition 1 and Algorithm 1, lines 3 to 9)."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fl_privacy.errors import FederationError
+
+Label = Literal["min", "mean"]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Clients that are shuffled together; `epsilon` is the label the server weighs them by."""
+
+    members: tuple[int, ...]
+    epsilon: float
+
+
+def form(epsilons: Sequence[float], n_min: int, label: Label = "min") -> list[Bucket]:
+    """Buckets of at least `n_min` clients, by rising epsilon; members are indices, ascending.
+
+    Equal budgets are one bucket to begin with. While one is too small, the smallest (of several, the one of lowest
+    epsilon) joins the neighbour that minimises (|epsilon gap|, size, epsilon). A merged bucket's epsilon is its
+    smallest, which never over-trusts an update, or with `label="mean"` the mean of its members.
+    """
+    _check(epsilons, n_min, label)
+    chain = _Chain(epsilons, label)
+    waiting = [(len(members), chain.labels[k], k) for k, members in enumerate(chain.members) if len(members) < n_min]
+    heapq.heapify(waiting)
+    while waiting:
+        size, _, small = heapq.heappop(waiting)
+        if chain.gone[small] or size != len(chain.members[small]):
+            continue  # it was merged since it was put here
+        whole = chain.merge(small, chain.nearest(small))
+        if len(chain.members[whole]) < n_min:
+            heapq.heappush(waiting, (len(chain.members[whole]), chain.labels[whole], whole))
+    return chain.buckets()
+
+
+class _Chain:
+    """Groups in order of epsilon, each with its neighbours: lists rather than objects, for there may be many."""
+
+    def __init__(self, epsilons: Sequence[float], label: Label) -> None:
+        equal: dict[float, list[int]] = defaultdict(list)
+        for index, epsilon in enumerate(epsilons):
+            equal[float(epsilon)].append(index)
+        self.labels = sorted(equal)
+        self.members = [equal[epsilon] for epsilon in self.labels]
+        count = len(self.labels)
+        self.left: list[int] = list(range(-1, count - 1))
+        self.right: list[int] = [*range(1, count), -1]
+        self.gone = [False] * count
+        self._mean = label == "mean"
+
+    def nearest(self, k: int) -> int:
+        """The neighbour to merge with (Algorithm 1, line 7)."""
+        left, right = self.left[k], self.right[k]
+        if left < 0 or right < 0:
+            return max(left, right)
+        own, labels, members = self.labels[k], self.labels, self.members
+        one = abs(labels[left] - own), len(members[left]), labels[left]
+        two = abs(labels[right] - own), len(members[right]), labels[right]
+        return left if one <= two else right
+
+    def merge(self, one: int, two: int) -> int:
+        """The lower of two neighbours takes the other in. The longer list grows: all merges cost n log n."""
+        low, high = min(one, two), max(one, two)
+        lower, higher = self.members[low], self.members[high]
+        if self._mean:
+            total = self.labels[low] * len(lower) + self.labels[high] * len(higher)
+            self.labels[low] = total / (len(lower) + len(higher))
+        longer, shorter = (lower, higher) if len(lower) >= len(higher) else (higher, lower)
+        longer.extend(shorter)
+        self.members[low] = longer
+        self.gone[high] = True
+        self.right[low] = self.right[high]
+        if self.right[high] >= 0:
+            self.left[self.right[high]] = low
+        return low
+
+    def buckets(self) -> list[Bucket]:
+        kept = (k for k, gone in enumerate(self.gone) if not gone)
+        return [Bucket(tuple(sorted(self.members[k])), self.labels[k]) for k in kept]
+
+
+def _check(epsilons: Sequence[float], n_min: int, label: str) -> None:
+    if label not in ("min", "mean"):
+        raise FederationError(f"label: {label!r} is unknown; use min or mean")
+    if n_min < 1:
+        raise FederationError(f"n_min: {n_min} is not positive; use 2 or more")
+    if len(epsilons) < n_min:
+        raise FederationError(f"n_min: {n_min} is more than the {len(epsilons)} clients there are; nothing is released")
+    for index, epsilon in enumerate(epsilons):
+        if not (math.isfinite(epsilon) and epsilon > 0):
+            raise FederationError(f"epsilon: {epsilon} of client {index} is no budget; use a number above 0")

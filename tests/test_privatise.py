@@ -1,0 +1,202 @@
+"""From a trained update to what leaves the site, and into its bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from client_app.outgoing import Outgoing
+from fl_privacy.combine import mean, weights
+from fl_privacy.config import Federation, ShufflerRoute
+from fl_privacy.dp import gaussian, ldp
+from fl_privacy.dp.ledger import LedgerError
+from fl_privacy.dp.policy import Policy, PolicyError
+from fl_privacy.errors import ConfigError, FederationError
+from fl_privacy.shuffle import parameter
+from fl_privacy.shuffle.mixing import groups
+
+DELTA = 1e-5
+KEY = b"k" * 32
+CONFIG = """
+name: here
+sites: [{name: a, epsilon: 1, policy: POLICY}, {name: b, epsilon: 1}, {name: c, epsilon: 8}]
+privatise: {kind: ldp, clip: 1.0}
+route: {kind: shuffler, buckets: published, n_min: 3}
+"""
+
+vectors = hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(-1e3, 1e3, width=32))
+
+
+@given(update=vectors, bound=st.floats(0.01, 100))
+def test_a_clipped_update_is_never_longer_than_the_bound_and_points_the_same_way(
+    update: np.ndarray, bound: float
+) -> None:
+    clipped = ldp.clip(update, bound).astype(np.float64)
+    assert np.linalg.norm(clipped) <= bound
+    if np.linalg.norm(update.astype(np.float64)) <= bound:
+        assert np.array_equal(clipped, update)
+    elif np.linalg.norm(clipped) > 1e-30:
+        cosine = clipped @ update / np.linalg.norm(clipped) / np.linalg.norm(update.astype(np.float64))
+        assert cosine == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 8])
+def test_the_noise_is_twice_the_bound_times_sigma(epsilon: float) -> None:
+    size = 200_000
+    noisy = ldp.privatise(np.zeros(size, np.float32), 0.7, epsilon, DELTA, KEY)
+    expected = 2 * 0.7 * gaussian.sigma(epsilon, DELTA)
+    # The standard deviation of an estimate from n Gaussians is sigma / sqrt(2 n); six of them.
+    assert noisy.std() == pytest.approx(expected, rel=6 / np.sqrt(2 * size))
+
+
+def test_topping_up_brings_a_row_to_the_noise_of_the_weakest() -> None:
+    size = 200_000
+    row = ldp.privatise(np.zeros(size, np.float32), 1.0, 8, DELTA, KEY)
+    ldp.top_up(row, 1.0, 8, 0.5, DELTA, b"t" * 32)
+    assert row.std() == pytest.approx(ldp.scale(1.0, 0.5, DELTA), rel=6 / np.sqrt(2 * size))
+    same = row.copy()
+    ldp.top_up(row, 1.0, 0.5, 0.5, DELTA, b"u" * 32)
+    assert np.array_equal(row, same)
+
+
+tiers = st.lists(st.sampled_from(("0.5", "1", "2", "4", "8")), min_size=3, max_size=30)
+
+
+@given(
+    labels=tiers, kind=st.sampled_from(("none", "published", "levelled")), level=st.sampled_from(("model", "parameter"))
+)
+def test_mixing_sets_hold_everyone_once_and_as_many_labels(labels: list[str], kind: str, level: str) -> None:
+    sets = groups(labels, ShufflerRoute(level=level, buckets=kind, n_min=3))
+    assert sorted(i for group in sets for i in group.members) == list(range(len(labels)))
+    assert all(len(group.members) == len(group.tiers) for group in sets)
+    if kind != "none":
+        assert all(len(group.members) >= 3 and len(set(group.tiers)) == 1 for group in sets)
+
+
+@given(labels=tiers, seed=st.integers(0, 2**32 - 1))
+def test_the_weighted_sum_of_a_bucket_is_unchanged_by_the_shuffle_bit_for_bit(labels: list[str], seed: int) -> None:
+    """One weight a bucket: what the server computes is what it would have computed without the shuffler."""
+    updates = np.random.default_rng(seed).standard_normal((len(labels), 40), dtype=np.float32)
+    sets = groups(labels, ShufflerRoute(buckets="published", n_min=3))
+    order = [i for group in sets for i in group.members]
+    shares = weights.RULES["precision"]([float(t) for group in sets for t in group.tiers], DELTA)
+    before = mean.weighted(updates[order], shares, exact=True)
+    mixed, done = updates[order], 0
+    for group in sets:
+        part = mixed[done : done + len(group.members)]
+        parameter.shuffle(part, KEY)
+        done += len(group.members)
+    assert np.array_equal(mean.weighted(mixed, shares, exact=True), before)
+
+
+def policy_file(tmp_path: Path, **changes: object) -> Path:
+    fields = {"epsilon_per_round": 2, "epsilon": 2.0, "tasks": "[digits]", **changes}
+    path = tmp_path / "policy.yaml"
+    path.write_text("\n".join(f"{key}: {value}" for key, value in fields.items()))
+    return path
+
+
+def federation(tmp_path: Path, **changes: object) -> Federation:
+    return Federation.parse(CONFIG.replace("POLICY", str(policy_file(tmp_path, **changes))))
+
+
+def ones() -> np.ndarray:
+    return np.ones(50, np.float32)
+
+
+def never() -> np.ndarray:
+    raise AssertionError("trained again")
+
+
+def test_an_attempt_is_trained_noised_and_charged_once(tmp_path: Path) -> None:
+    site = Outgoing(federation(tmp_path), "a", tmp_path)
+    first = site.prepare("run", 1, "attempt", ones)
+    assert np.array_equal(site.prepare("run", 1, "attempt", never), first)
+    assert site.ledger is not None
+    assert site.ledger.report()["charges"] == 1
+    assert not np.array_equal(site.prepare("run", 1, "another", ones), first)
+    assert site.ledger.report()["charges"] == 2
+
+
+def test_after_a_crash_the_same_bytes_go_out_without_a_new_charge(tmp_path: Path) -> None:
+    first = Outgoing(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
+    again = Outgoing(federation(tmp_path), "a", tmp_path)
+    assert np.array_equal(again.prepare("run", 1, "attempt", never), first)
+    assert again.ledger is not None
+    assert again.ledger.report()["charges"] == 1
+
+
+def test_a_charged_attempt_whose_bytes_are_lost_is_not_made_anew(tmp_path: Path) -> None:
+    Outgoing(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
+    (tmp_path / "outgoing.npy").unlink()
+    with pytest.raises(LedgerError, match="bytes are lost"):
+        Outgoing(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
+
+
+def test_the_round_that_would_overspend_is_refused_before_any_work(tmp_path: Path) -> None:
+    site = Outgoing(federation(tmp_path), "a", tmp_path)
+    for round in (1, 2, 3):
+        site.prepare("run", round, "attempt", ones)
+    with pytest.raises(LedgerError, match="nothing was spent or sent"):
+        site.prepare("run", 4, "attempt", never)
+
+
+FORBIDDEN = {
+    "epsilon_per_round": 0.5,
+    "tasks": "[mnist]",
+    "routes": "[shards]",
+}
+
+
+@pytest.mark.parametrize("field", FORBIDDEN)
+def test_a_policy_binds_the_site(field: str, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="policy: "):
+        Outgoing(federation(tmp_path, **{field: FORBIDDEN[field]}), "a", tmp_path)
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_a_policy_that_demands_noise_refuses_a_federation_without_it(tmp_path: Path) -> None:
+    policy = Policy.load(policy_file(tmp_path))
+    with pytest.raises(PolicyError, match="privatised"):
+        policy.check(Federation.parse("sites: 3"), "site-0")
+    with pytest.raises(PolicyError, match="not private"):
+        policy.check(Federation.parse(CONFIG.replace("name: here", "reproducible: true")), "b")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "epsilon: 1", "epsilon: -1\nepsilon_per_round: 1\ntasks: []", "a: [", "espilon: 1"]
+)
+def test_a_policy_that_cannot_be_read_fails_closed(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"policy\.yaml"):
+        Policy.load(path)
+    with pytest.raises(ConfigError, match=r"nowhere"):
+        Policy.load(tmp_path / "nowhere")
+
+
+PRIVATE = "sites: {count: 3, epsilon: 1}\nprivatise: {kind: ldp}\n"
+BAD = {
+    "sites: 3\nprivatise: {kind: ldp}": "epsilon",
+    "sites: 3\nroute: {kind: shuffler, buckets: published}": "route.buckets",
+    "sites: 3\ncombine: {kind: fedavg, weights: epsilon}": "combine.weights",
+    "sites: {count: 3, epsilon: 0}\nprivatise: {kind: ldp}": "epsilon",
+    PRIVATE + "route: {kind: shards}\ncombine: {kind: fedavg, weights: epsilon}": "combine.weights",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_budgets_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(FederationError, match=BAD[text]):
+        Federation.parse(text)
+
+
+def test_budgets_are_dealt_out_in_turn() -> None:
+    made = Federation.parse("sites: {count: 5, epsilon: [0.5, 8]}\nprivatise: {kind: ldp}")
+    assert [site.epsilon for site in made.sites] == [0.5, 8, 0.5, 8, 0.5]
+    assert (made.cohort, made.quorum) == (5, 5)
