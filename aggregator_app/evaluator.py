@@ -46,7 +46,7 @@ class Evaluator:
         except grpc.RpcError as error:
             raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
         metrics = self._work.evaluate(model)
-        return pb.EvaluateReply(accuracy=metrics.accuracy, loss=metrics.loss)
+        return pb.EvaluateReply(accuracy=metrics.accuracy, loss=metrics.loss, rmse=metrics.rmse)
 
     def _seed(self, run: str) -> None:
         shards = masks.split(self._work.initial, self._owners, len(self._stubs))

@@ -78,6 +78,7 @@ def _interrupt() -> NoReturn:
 
 def _print_result(result: Any) -> None:
     from fl_privacy.dp import gaussian
+    from fl_privacy.launch.view import score
 
     path = os.path.relpath(result.path)
     for row in result.ledgers:
@@ -89,7 +90,7 @@ def _print_result(result: Any) -> None:
             soft_wrap=True,
         )
     out.print(
-        f"\nfinal accuracy {result.accuracy:.4f} after {result.rounds} rounds in {result.seconds:.1f} s",
+        f"\nfinal {score(vars(result))} after {result.rounds} rounds in {result.seconds:.1f} s",
         highlight=False,
     )
     out.print(f"the run is in  {path}", highlight=False, soft_wrap=True)
@@ -188,6 +189,7 @@ def verify(
 @transcript_app.command()
 def show(run: RunPath, as_json: Json = False) -> None:
     """What a run recorded: status, metrics, and what each observer saw."""
+    from fl_privacy.launch.view import score
     from fl_privacy.transcript import open_run
 
     opened = open_run(run)
@@ -206,7 +208,7 @@ def show(run: RunPath, as_json: Json = False) -> None:
         return
     out.print(f"{manifest['run']}: {manifest['status']}, made {manifest['created']}", highlight=False)
     for row in opened.metrics:
-        out.print(f"  round {row['round']:>3}  accuracy {row['accuracy']:.4f}  loss {row['loss']:.4f}", highlight=False)
+        out.print(f"  round {row['round']:>3}  {score(row)}  loss {row['loss']:.4f}", highlight=False)
     for name, seen in views.items():
         shapes = ", ".join(f"{k} {tuple(shape)}" for k, shape in seen["arrays"].items()) or "no array"
         out.print(f"  {name} saw {seen['rounds']} rounds: {shapes} each", highlight=False)

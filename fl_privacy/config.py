@@ -58,8 +58,8 @@ class Training(Model):
 class Task(Model):
     """What is learned."""
 
-    dataset: Literal["digits", "mnist", "cifar10", "heart-disease"] = "digits"
-    model: Literal["mlp", "lenet5", "cnn"] = "mlp"
+    dataset: Literal["digits", "mnist", "cifar10", "heart-disease", "lcl"] = "digits"
+    model: Literal["mlp", "lenet5", "cnn", "mobilecnn", "lstm"] = "mlp"
     hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] | None = Field(
         None, max_length=8, description="hidden widths of the mlp; default: the model's own"
     )
@@ -344,8 +344,10 @@ def _model_fits(f: Federation) -> str | None:
     if f.task.partition.kind == "by-site":
         if not centres:
             return f"task.partition.kind: {f.task.dataset} has no sites of its own; use iid or dirichlet"
-        if len(f.sites) != len(centres):
-            return f"sites: {f.task.dataset} by-site has {len(centres)} sites, not {len(f.sites)}; use {len(centres)}"
+        if len(f.sites) > len(centres):
+            return f"sites: {f.task.dataset} by-site has {len(centres)}, not {len(f.sites)}; use at most {len(centres)}"
+    if f.task.partition.kind == "dirichlet" and CATALOG[f.task.dataset].forecast:
+        return f"task.partition.kind: {f.task.dataset} has no classes to skew; use by-site or iid"
     return None
 
 

@@ -42,4 +42,5 @@ class Remote:
     def __call__(self, run: str, round: int, model: NDArray[np.float32] | None) -> Metrics:
         request = pb.EvaluateRequest(run=run, round=round)
         reply = patiently(lambda: self._stub.evaluate(request, timeout=CALL), time.monotonic() + PATIENCE)
-        return Metrics(reply.accuracy, reply.loss)
+        given = {name: getattr(reply, name) for name in ("accuracy", "rmse") if reply.HasField(name)}
+        return Metrics(given.get("accuracy"), reply.loss, given.get("rmse"))

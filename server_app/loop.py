@@ -143,6 +143,7 @@ class Coordinator:
             "round": round,
             "accuracy": metrics.accuracy,
             "loss": metrics.loss,
+            "rmse": metrics.rmse,
             "seconds": float(f"{seconds:.4f}"),
             "updates": outcome.count,
             "bytes": outcome.received,

@@ -31,6 +31,7 @@ class Result:
     rounds: int
     accuracy: float | None
     loss: float | None
+    rmse: float | None
     path: str
     seconds: float
     reason: str = ""
@@ -74,6 +75,7 @@ def up(
         rounds=int(last.get("round", 0)),
         accuracy=last.get("accuracy"),
         loss=last.get("loss"),
+        rmse=last.get("rmse"),
         path=str(ground.run_dir),
         seconds=round(time.monotonic() - began, 2),
         reason=reason,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -14,13 +15,18 @@ from fl_privacy.launch.ground import Ground
 from fl_privacy.launch.processes import Tail
 
 
+def score(row: Mapping[str, Any]) -> str:
+    """How good a round's model is: accuracy, or the RMSE of a forecast."""
+    return f"rmse {row['rmse']:.4f}" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.4f}"
+
+
 class State:
     """What the logs on this machine say so far."""
 
     def __init__(self, rounds: int, cohort: int) -> None:
         self.rounds, self.cohort = rounds, cohort
         self.round, self.phase, self.answered, self.bytes = 0, "starting", 0, 0
-        self.accuracy: float | None = None
+        self.score = ""
         self.history: list[dict[str, Any]] = []
 
     def take(self, event: dict[str, Any]) -> None:
@@ -37,7 +43,7 @@ class State:
             self.phase = f"trying again: {event['reason']}"
         elif kind == "evaluated":
             self.history.append(event)
-            self.accuracy, self.bytes = float(event["accuracy"]), self.bytes + int(event["bytes"])
+            self.score, self.bytes = score(event), self.bytes + int(event["bytes"])
             self.answered = int(event["updates"])
         elif kind in ("completed", "failed"):
             self.phase = kind
@@ -80,14 +86,13 @@ class View:
 
     def _line(self) -> Table:
         state, line = self.state, Table.grid(padding=(0, 2))
-        accuracy = "" if state.accuracy is None else f"accuracy {state.accuracy:.4f}"
         answered = f"{state.answered}/{state.cohort} sites"
-        line.add_row(self._bar, state.phase, answered, accuracy, f"{state.bytes / 1e6:.1f} MB received")
+        line.add_row(self._bar, state.phase, answered, state.score, f"{state.bytes / 1e6:.1f} MB received")
         return line
 
     def _print_rounds(self) -> None:
         for event in self.state.history[self._printed :]:
-            text = f"round {event['round']:>3}  accuracy {event['accuracy']:.4f}  loss {event['loss']:.4f}"
+            text = f"round {event['round']:>3}  {score(event)}  loss {event['loss']:.4f}"
             if event["round"]:
                 text += f"  {event['updates']} updates  {event['seconds']:.2f} s"
             self._console.print(text, highlight=False)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
-import tarfile
-import tempfile
-import zipfile
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
-from fl_privacy.tasks import files
+from fl_privacy.tasks import cache, files
 from fl_privacy.tasks.catalog import CATALOG
 from fl_privacy.tasks.data import Dataset, Split, scale
 
@@ -33,39 +27,26 @@ Arrays = dict[str, NDArray[np.uint8]]
 def load(data_dir: Path | None = None) -> Split:
     """50,000 training and 10,000 held-out images, scaled to 0..1."""
     archive = files.read(data_dir, "cifar10", ARCHIVE)
-    cached = cache_path(files.sha256(archive))
+    cached = cache.path("cifar10", files.sha256(archive))
     arrays = read_cache(cached)
     if arrays is None:
-        images = read_tar(io.BytesIO(archive))
+        images = read_tar(archive)
         path = files.folder(data_dir, "cifar10") / "cifar10" / ARCHIVE
-        files.check(path, content_sum(images), CONTENT, "over its images it should be")
+        files.check(path, files.content_sum(images), CONTENT, "over its images it should be")
         arrays = decode(images)
-        write_cache(cached, arrays)
+        cache.write(cached, arrays)
     train, test = (Dataset(scale(arrays[f"{h}_x"]), arrays[f"{h}_y"].astype(np.int64)) for h in HALVES)
     return Split(train, test, CATALOG["cifar10"].classes, CATALOG["cifar10"].shape)
 
 
-def read_tar(stream: IO[bytes]) -> Images:
-    """The encoded images of a tar (packed in any way) by path from `train` or `test` on, in a fixed order."""
-    images: Images = {}
-    try:
-        with tarfile.open(fileobj=stream, mode="r|*") as tar:
-            for member in tar:
-                parts = PurePosixPath(member.name).parts[-3:]
-                content = tar.extractfile(member) if member.isfile() and parts[0] in HALVES else None
-                if content is not None:
-                    images["/".join(parts)] = content.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"data_dir: cifar10/{ARCHIVE} is not a whole archive ({error}); get the file again") from None
-    return dict(sorted(images.items()))
+def read_tar(archive: bytes) -> Images:
+    """The encoded images by path from `train` or `test` on, in a fixed order."""
 
+    def key(path: PurePosixPath) -> str | None:
+        parts = path.parts[-3:]
+        return "/".join(parts) if parts and parts[0] in HALVES else None
 
-def content_sum(images: Images) -> str:
-    """SHA-256 over the sums of all images in `sha256sum`'s form, by path."""
-    digest = hashlib.sha256()
-    for path, content in images.items():
-        digest.update(f"{files.sha256(content)}  {path}\n".encode())
-    return digest.hexdigest()
+    return files.unpack(archive, f"cifar10/{ARCHIVE}", key)
 
 
 def decode(images: Images) -> Arrays:
@@ -103,23 +84,10 @@ def _label(path: str) -> int:
     return CLASSES.index(name)
 
 
-def cache_path(source: str) -> Path | None:
-    """Where the decoded archive with this sum is kept for the user; none without a home."""
-    try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
-        return None
-    return base / "fl-privacy" / f"cifar10-{source}.npz"
-
-
 def read_cache(path: Path | None) -> Arrays | None:
-    """The decoded arrays, or none where they are missing or damaged."""
-    if path is None:
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {f"{half}_{part}": stored[f"{half}_{part}"] for half in HALVES for part in "xy"}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    """The decoded arrays, or none where they are missing, damaged or not of the right sizes."""
+    arrays = cache.read(path, [f"{half}_{part}" for half in HALVES for part in "xy"])
+    if arrays is None:
         return None
     shape = CATALOG["cifar10"].shape
     whole = all(
@@ -127,19 +95,3 @@ def read_cache(path: Path | None) -> Arrays | None:
         for half, size in SIZES.items()
     )
     return arrays if whole and all(array.dtype == np.uint8 for array in arrays.values()) else None
-
-
-def write_cache(path: Path | None, arrays: Arrays) -> None:
-    """Keep the arrays, whole or not at all; a full or read-only disk only costs the next start some seconds."""
-    if path is None:
-        return
-    part: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as out:
-            part = Path(out.name)
-            np.savez(out, allow_pickle=False, **arrays)
-        part.replace(path)
-    except OSError:
-        if part is not None:
-            part.unlink(missing_ok=True)

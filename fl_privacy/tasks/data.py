@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 
+# Class labels, or the values to forecast.
+Labels = NDArray[np.int64] | NDArray[np.float32]
+
 
 @dataclass(frozen=True)
 class Dataset:
-    """Records `x`, their labels `y` and, where the data come from several centres, the centre of each."""
+    """Records `x`, their labels `y` (float32: forecasts) and, where the data come from several centres, the centre."""
 
     x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    y: Labels
     site: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
@@ -26,6 +29,11 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def forecast(self) -> bool:
+        """Whether the labels are values to forecast, not classes."""
+        return bool(np.issubdtype(self.y.dtype, np.floating))
+
     def take(self, indices: NDArray[np.int64] | Sequence[int]) -> Dataset:
         """A copy of the records at `indices`, in that order."""
         rows = np.asarray(indices, dtype=np.int64)
@@ -34,13 +42,32 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Split:
-    """A task's data: what sites train on, and what nobody trains on."""
+    """A task's data: what sites train on, and what nobody trains on; `classes` is 0 for forecasts."""
 
     train: Dataset
     test: Dataset
     classes: int
     shape: tuple[int, ...]
     sites: tuple[str, ...] = ()
+
+    def first_sites(self, count: int) -> Split:
+        """The first `count` of the data's own sites alone."""
+        if count >= len(self.sites):
+            return self
+        train, test = (half.take(_of_first_sites(half, count)) for half in (self.train, self.test))
+        return replace(self, train=train, test=test, sites=self.sites[:count])
+
+
+def _of_first_sites(data: Dataset, count: int) -> NDArray[np.int64]:
+    if data.site is None:
+        raise DataError("dataset: its records have no sites; give a site for each")
+    return np.flatnonzero(data.site < count)
+
+
+def pool(parts: Sequence[Dataset]) -> Dataset:
+    """The records of all parts, one after the other."""
+    sites = [part.site for part in parts if part.site is not None]
+    return Dataset(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]), np.concatenate(sites))
 
 
 def scale(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

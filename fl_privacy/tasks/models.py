@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fl_privacy.errors import FederationError
 from fl_privacy.tasks.catalog import MODELS
@@ -15,24 +15,33 @@ from fl_privacy.tasks.catalog import MODELS
 HIDDEN = (64,)
 LENET_SIDE = 32
 CNN_GRID = 2
+MOBILE_STEM = 32
+# Channels and stride of each separable block.
+MOBILE_BLOCKS = ((64, 2), (128, 2), (128, 1), (256, 1))
+LSTM_HIDDEN = 32
 
 
 def build(
     name: str, shape: tuple[int, ...], classes: int, seed: int, hidden: tuple[int, ...] | None = None
 ) -> nn.Module:
-    """The named model for records of this shape; the seed decides the weights, and torch's own stream is untouched."""
+    """The named model for records of this shape, with a score a class, or one forecast where there are no classes.
+
+    The seed decides the weights, and torch's own stream is untouched.
+    """
     if name not in BUILDERS:
         raise FederationError(f"task.model: {name!r} is unknown; use one of {', '.join(BUILDERS)}")
-    if not MODELS[name].take(shape):
-        raise FederationError(f"task.model: {name!r} does not take records of shape {shape}; use mlp")
+    if not MODELS[name].take(shape, classes):
+        kind = f"{classes} classes" if classes else "a forecast"
+        raise FederationError(f"task.model: {name!r} does not take records of shape {shape} for {kind}; use mlp")
     if hidden is not None and name != "mlp":
         raise FederationError(f"task.hidden: only the mlp has hidden widths, and task.model is {name!r}; remove it")
+    outputs = classes or 1
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return mlp(shape, classes, hidden) if hidden is not None else BUILDERS[name](shape, classes)
+        return mlp(shape, outputs, hidden) if hidden is not None else BUILDERS[name](shape, outputs)
 
 
-def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = HIDDEN) -> nn.Module:
+def mlp(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = HIDDEN) -> nn.Module:
     """Fully connected layers with ReLU between them."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(flat=nn.Flatten())
     width = math.prod(shape)
@@ -40,11 +49,11 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = HIDDEN) 
         layers[f"fc{i}"] = nn.Linear(width, following)
         layers[f"relu{i}"] = nn.ReLU()
         width = following
-    layers["out"] = nn.Linear(width, classes)
+    layers["out"] = nn.Linear(width, outputs)
     return nn.Sequential(layers)
 
 
-def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
+def lenet5(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """LeNet-5 with ReLU and max pooling; smaller images are enlarged by a whole factor and padded to its 32x32."""
     channels, side, _ = shape
     factor = LENET_SIDE // side
@@ -64,12 +73,12 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
         relu3=nn.ReLU(),
         fc2=nn.Linear(120, 84),
         relu4=nn.ReLU(),
-        out=nn.Linear(84, classes),
+        out=nn.Linear(84, outputs),
     )
     return nn.Sequential(layers)
 
 
-def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Three 3x3 convolutions; GroupNorm, because batch statistics of one site are wrong for another and leak."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     width = shape[0]
@@ -80,8 +89,54 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
         layers[f"pool{i}"] = nn.MaxPool2d(2) if pool else nn.AdaptiveAvgPool2d(CNN_GRID)
         width = following
     layers["flat"] = nn.Flatten()
-    layers["out"] = nn.Linear(width * CNN_GRID**2, classes)
+    layers["out"] = nn.Linear(width * CNN_GRID**2, outputs)
     return nn.Sequential(layers)
 
 
-BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"mlp": mlp, "lenet5": lenet5, "cnn": cnn}
+def mobilecnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Depthwise separable convolutions as in MobileNet (Howard et al. 2017), with GroupNorm instead of batch norm."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    width = MOBILE_STEM
+    layers["stem"] = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
+    layers["norm"] = nn.GroupNorm(8, width)
+    layers["relu"] = nn.ReLU()
+    for i, (following, stride) in enumerate(MOBILE_BLOCKS, start=1):
+        layers[f"depth{i}"] = nn.Conv2d(width, width, 3, stride, padding=1, groups=width, bias=False)
+        layers[f"depth{i}_norm"] = nn.GroupNorm(8, width)
+        layers[f"depth{i}_relu"] = nn.ReLU()
+        layers[f"point{i}"] = nn.Conv2d(width, following, 1, bias=False)
+        layers[f"point{i}_norm"] = nn.GroupNorm(8, following)
+        layers[f"point{i}_relu"] = nn.ReLU()
+        width = following
+    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flat"] = nn.Flatten()
+    layers["out"] = nn.Linear(width, outputs)
+    return nn.Sequential(layers)
+
+
+class Lstm(nn.Module):
+    """One LSTM layer over a series of numbers, and a linear head on its last state."""
+
+    def __init__(self, outputs: int, hidden: int = LSTM_HIDDEN) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, hidden, batch_first=True)
+        self.out = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.lstm(x.unsqueeze(2))
+        forecast: Tensor = self.out(states[:, -1])
+        return forecast
+
+
+def lstm(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """An LSTM over the series, whatever its length."""
+    return Lstm(outputs)
+
+
+BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "mlp": mlp,
+    "lenet5": lenet5,
+    "cnn": cnn,
+    "mobilecnn": mobilecnn,
+    "lstm": lstm,
+}

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import FederationError
+from fl_privacy.tasks.data import Labels
 
 Kind = Literal["iid", "dirichlet", "by-site"]
 Rows = NDArray[np.int64]
@@ -20,7 +21,7 @@ STREAM = 0x5041_5254
 
 
 def partition(
-    y: NDArray[np.int64], sites: int, kind: Kind, seed: int, alpha: float = 0.5, site: NDArray[np.int64] | None = None
+    y: Labels, sites: int, kind: Kind, seed: int, alpha: float = 0.5, site: NDArray[np.int64] | None = None
 ) -> list[Rows]:
     """The rows of each site, ascending; the same for the same arguments."""
     if not 1 <= sites <= len(y):
@@ -42,10 +43,12 @@ def deal_iid(count: int, sites: int, rng: np.random.Generator) -> list[Rows]:
     return np.array_split(rng.permutation(count), sites)
 
 
-def deal_dirichlet(y: NDArray[np.int64], sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
+def deal_dirichlet(y: Labels, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
     """Each class is cut by its own draw from a symmetric Dirichlet(alpha); then poor sites are topped up."""
     if not (math.isfinite(alpha) and alpha > 0):
         raise FederationError(f"task.partition.alpha: {alpha} is not a positive number; use 0.5, or less for more skew")
+    if np.issubdtype(y.dtype, np.floating):
+        raise FederationError("task.partition.kind: dirichlet deals classes, not forecasts; use by-site or iid")
     parts: list[list[Rows]] = [[] for _ in range(sites)]
     for label in np.unique(y):
         rows = rng.permutation(np.flatnonzero(y == label))
@@ -81,7 +84,7 @@ def deal_by_site(site: NDArray[np.int64] | None, sites: int) -> list[Rows]:
     """The centres the data came from, in order."""
     if site is None:
         raise FederationError("task.partition.kind: by-site needs data with sites of their own; use iid or dirichlet")
-    centres = np.unique(site)
+    centres, sizes = np.unique(site, return_counts=True)
     if len(centres) != sites:
         raise FederationError(f"sites: by-site has {len(centres)} centres, not {sites}; use sites: {len(centres)}")
-    return [np.flatnonzero(site == centre) for centre in centres]
+    return np.split(np.argsort(site, kind="stable"), np.cumsum(sizes)[:-1])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from fl_privacy.errors import FederationError
 from fl_privacy.tasks.data import Dataset
@@ -42,10 +42,16 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Metrics:
-    """How well a model does on held-out records."""
+    """How well a model does on held-out records: accuracy and cross-entropy, or RMSE and squared error of forecasts."""
 
-    accuracy: float
+    accuracy: float | None
     loss: float
+    rmse: float | None = None
+
+    @property
+    def score(self) -> tuple[str, float]:
+        """The measure people read, by name: accuracy, or RMSE."""
+        return ("rmse", math.sqrt(self.loss)) if self.accuracy is None else ("accuracy", self.accuracy)
 
 
 class Sgd:
@@ -129,26 +135,34 @@ def _epoch(model: nn.Module, x: Tensor, y: Tensor, batches: Sequence[Tensor], op
     """One step a batch of rows; the mean loss."""
     total = torch.zeros((), device=x.device)
     for rows in batches:
-        loss = cross_entropy(model(x[rows]), y[rows])
+        loss = loss_of(model(x[rows]), y[rows])
         optimiser.step(list(torch.autograd.grad(loss, optimiser.weights)))
         total += loss.detach() * len(rows)
     return float(total) / len(y)
 
 
+def loss_of(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of classes, squared error of forecasts."""
+    if labels.is_floating_point():
+        return mse_loss(outputs.squeeze(1), labels, reduction=reduction)
+    return cross_entropy(outputs, labels, reduction=reduction)
+
+
 def evaluate(model: nn.Module, data: Dataset, device: str = "cpu") -> Metrics:
-    """Accuracy and mean cross-entropy over all records."""
+    """Accuracy (or RMSE) and mean loss over all records."""
     if not len(data):
         raise FederationError("data: there are no records to evaluate on; use another partition")
     x, y = _place(model, data, device)
-    training, correct, loss = model.training, 0, 0.0
+    training, correct, total = model.training, 0, 0.0
     model.eval()
     with torch.no_grad(), few_threads(model):
         for batch, labels in zip(torch.split(x, EVALUATION_BATCH), torch.split(y, EVALUATION_BATCH), strict=True):
-            scores = model(batch)
-            correct += int((scores.argmax(dim=1) == labels).sum())
-            loss += float(cross_entropy(scores, labels, reduction="sum"))
+            outputs = model(batch)
+            correct += 0 if data.forecast else int((outputs.argmax(dim=1) == labels).sum())
+            total += float(loss_of(outputs, labels, reduction="sum"))
     model.train(training)
-    return Metrics(correct / len(data), loss / len(data))
+    loss = total / len(data)
+    return Metrics(None, loss, math.sqrt(loss)) if data.forecast else Metrics(correct / len(data), loss)
 
 
 def _place(model: nn.Module, data: Dataset, name: str) -> tuple[Tensor, Tensor]:

@@ -30,8 +30,10 @@ class Workload:
         # One thread: sums come out the same on every engine, and several sites share the machine's cores.
         torch.set_num_threads(1)
         self.federation = federation
-        self.split: Split = _split(federation.task.dataset, data_dir)
         task = federation.task
+        self.split: Split = _split(task.dataset, data_dir)
+        if task.partition.kind == "by-site":
+            self.split = self.split.first_sites(len(federation.sites))
         self.model = models.build(task.model, self.split.shape, self.split.classes, federation.seed, task.hidden)
         self.initial, self.layout = vector.flatten(self.model)
         mu = federation.combine.mu if isinstance(federation.combine, FedProx) else 0.0
@@ -55,7 +57,7 @@ class Workload:
         return np.subtract(trained, start, out=trained)
 
     def evaluate(self, model: NDArray[np.float32]) -> Metrics:
-        """Accuracy and loss on the held-out records."""
+        """Accuracy (or RMSE) and loss on the held-out records."""
         vector.load(self.model, model, self.layout)
         return evaluate(self.model, self.split.test)
 

@@ -147,9 +147,11 @@ class EvaluateRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class EvaluateReply(_message.Message):
-    __slots__ = ("accuracy", "loss")
+    __slots__ = ("accuracy", "loss", "rmse")
     ACCURACY_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    RMSE_FIELD_NUMBER: _ClassVar[int]
     accuracy: float
     loss: float
-    def __init__(self, accuracy: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
+    rmse: float
+    def __init__(self, accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., rmse: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,49 @@
+"""Arrays that took seconds to decode, kept for the user: whole or not at all, and safe to delete."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def path(dataset: str, source: str) -> Path | None:
+    """Where what was decoded from the source with this sum is kept; none without a home."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return base / "fl-privacy" / f"{dataset}-{source}.npz"
+
+
+def read(path: Path | None, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:
+    """The arrays of these names, or none where one is missing or damaged."""
+    if path is None:
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in names}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def write(path: Path | None, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Keep the arrays; a full or read-only disk only costs the next start some seconds."""
+    if path is None:
+        return
+    part: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as out:
+            part = Path(out.name)
+            np.savez(out, allow_pickle=False, **arrays)
+        part.replace(path)
+    except OSError:
+        if part is not None:
+            part.unlink(missing_ok=True)

@@ -1,0 +1,190 @@
+"""Electricity load from CSV files: readings on a grid of time, and the records that forecast the next reading."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from fl_privacy.errors import DataError
+from fl_privacy.tasks.data import Dataset, Split, pool
+
+HALF_HOUR = np.timedelta64(30, "m")
+# As meters and their exports write a reading that is not there.
+MISSING = ("", "null", "nan", "na", "none")
+DAY_HOURS = (8, 18)
+NIGHT_HOURS = (20, 6)
+
+Series = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a CSV are called: the household, the time and the energy."""
+
+    id: str
+    time: str
+    kwh: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one CSV: which of `households`, when, and how much (NaN: missing)."""
+
+    households: tuple[str, ...]
+    household: NDArray[np.int32]
+    time: NDArray[np.datetime64]
+    kwh: Series
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Households by time: kWh of each step from `start` on, NaN where there is no reading."""
+
+    households: tuple[str, ...]
+    kwh: Series
+    start: np.datetime64
+    step: np.timedelta64 = HALF_HOUR
+
+    def take(self, households: Sequence[str]) -> Readings:
+        """The named households, in that order."""
+        rows = [self.households.index(name) for name in households]
+        return Readings(tuple(households), self.kwh[rows], self.start, self.step)
+
+    def hours(self) -> NDArray[np.float64]:
+        """The hour of the day at which each step begins, 0 to 24."""
+        since = self.start + np.arange(self.kwh.shape[1]) * self.step
+        return np.asarray((since - since.astype("datetime64[D]")) / np.timedelta64(1, "h"), np.float64)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How series become records: disjoint windows in time, the end of each held out, records cut from both parts.
+
+    A record is `length` readings and the one that follows. Records start `stride` steps apart; a stride that shares
+    no factor with a day's steps meets every time of day. Neighbouring records overlap, but none crosses from the
+    training part into the held-out part, so no held-out record has a reading in common with a training record.
+    """
+
+    windows: int = 5
+    length: int = 48
+    stride: int = 7
+    held_out: int = 720
+    longest_gap: int = 4
+
+    def parts(self, steps: int) -> list[tuple[slice, slice]]:
+        """The training and the held-out part of each window of a series of this many steps."""
+        size = steps // self.windows
+        if size - self.held_out <= self.length or self.held_out <= self.length:
+            raise DataError(
+                f"load: {self.windows} windows of {size} steps, {self.held_out} of them held out, are too short for "
+                f"records of {self.length}; use fewer windows or shorter records"
+            )
+        cuts = [(w * size, (w + 1) * size - self.held_out, (w + 1) * size) for w in range(self.windows)]
+        return [(slice(start, cut), slice(cut, stop)) for start, cut, stop in cuts]
+
+
+def read_csv(content: bytes, columns: Columns, name: str) -> Table:
+    """The rows of one file, with any other columns; blanks around values do not matter."""
+    import pyarrow as pa
+    from pyarrow import compute, csv
+
+    text = dict.fromkeys((columns.id, columns.time, columns.kwh), pa.string())
+    try:
+        table = csv.read_csv(
+            io.BytesIO(content),
+            read_options=csv.ReadOptions(use_threads=False),
+            convert_options=csv.ConvertOptions(column_types=text, include_columns=list(text)),
+        )
+        ids, times, energies = (compute.utf8_trim_whitespace(table[column]) for column in text)
+        missing = compute.is_in(compute.utf8_lower(energies), pa.array(MISSING))
+        kwh = compute.cast(compute.if_else(missing, None, energies), pa.float32())
+        time = compute.cast(times, pa.timestamp("ns"))
+    except (pa.ArrowInvalid, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{name}: not a CSV of {columns.id}, {columns.time}, {columns.kwh} ({reason})") from None
+    coded = ids.combine_chunks().dictionary_encode()
+    return Table(tuple(coded.dictionary.to_pylist()), coded.indices.to_numpy(), time.to_numpy(), kwh.to_numpy())
+
+
+def on_grid(tables: Iterable[Table], start: np.datetime64, steps: int, step: np.timedelta64 = HALF_HOUR) -> Readings:
+    """Readings by household (sorted by name) and step: times off the grid are left out, the last of two wins."""
+    rows: dict[str, Series] = {}
+    for table in tables:
+        since = (table.time - start).astype("timedelta64[ns]").astype(np.int64)
+        slot, off = np.divmod(since, int(step / np.timedelta64(1, "ns")))
+        kept = (off == 0) & (slot >= 0) & (slot < steps) & np.isfinite(table.kwh)
+        found = np.full((len(table.households), steps), np.nan, np.float32)
+        found[table.household[kept], slot[kept]] = table.kwh[kept]
+        for name, row in zip(table.households, found, strict=True):
+            rows[name] = np.where(np.isfinite(row), row, rows[name]) if name in rows else row
+    names = tuple(sorted(rows))
+    kwh = np.stack([rows[name] for name in names]) if names else np.empty((0, steps), np.float32)
+    return Readings(names, kwh, start, step)
+
+
+def fill(series: Series, longest: int) -> Series:
+    """Gaps of up to `longest` steps repeat the reading before them: a straight line would tell of the future."""
+    there = np.isfinite(series)
+    at = np.arange(len(series))
+    before = np.maximum.accumulate(np.where(there, at, -1))
+    following = np.minimum.accumulate(np.where(there, at, len(series))[::-1])[::-1]
+    short = (before >= 0) & (following - before - 1 <= longest)
+    filled: Series = np.where(short, series[np.maximum(before, 0)], np.float32(np.nan))
+    return filled
+
+
+def records(series: Series, plan: Plan) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Inputs and the readings that follow them; one with a long gap inside or no reading to forecast is left out."""
+    inputs = sliding_window_view(fill(series, plan.longest_gap)[:-1], plan.length)[:: plan.stride]
+    targets = series[plan.length :][:: plan.stride]
+    whole = np.isfinite(inputs).all(axis=1) & np.isfinite(targets)
+    return inputs[whole], targets[whole]
+
+
+def standardise(kwh: Series, training: Sequence[slice]) -> Series:
+    """Zero mean and unit variance of each household's training readings; where those are constant, only centred."""
+    seen = np.concatenate([kwh[:, part] for part in training], axis=1).astype(np.float64)
+    count = np.maximum(np.isfinite(seen).sum(axis=1), 1)
+    mean = np.nansum(seen, axis=1) / count
+    spread = np.sqrt(np.nansum((seen - mean[:, None]) ** 2, axis=1) / count)
+    return np.asarray((kwh - mean[:, None]) / np.where(spread > 0, spread, 1.0)[:, None], np.float32)
+
+
+def split(readings: Readings, plan: Plan) -> Split:
+    """A site is a household in a window (`NAME-wN`), window by window; sites without a training record are left out."""
+    parts = plan.parts(readings.kwh.shape[1])
+    series = standardise(readings.kwh, [training for training, _ in parts])
+    sites: list[str] = []
+    halves: tuple[list[Dataset], list[Dataset]] = ([], [])
+    for window, both in enumerate(parts):
+        for row, household in zip(series, readings.households, strict=True):
+            cut = [records(row[part], plan) for part in both]
+            if not len(cut[0][1]):
+                continue
+            for half, (x, y) in zip(halves, cut, strict=True):
+                half.append(Dataset(x, y, np.full(len(y), len(sites), np.int64)))
+            sites.append(f"{household.lower()}-w{window}")
+    if not sites:
+        raise DataError("load: no household has a training record; use fewer windows or other data")
+    return Split(pool(halves[0]), pool(halves[1]), 0, (plan.length,), tuple(sites))
+
+
+def day_share(readings: Readings) -> NDArray[np.float64]:
+    """Of what a household uses from 8 to 18 h and from 20 to 6 h on an average day, the part by day."""
+    hours = readings.hours()
+    there = np.isfinite(readings.kwh)
+    used = {
+        name: np.where(there, readings.kwh, 0)[:, chosen].sum(axis=1, dtype=np.float64)
+        / np.maximum(there[:, chosen].sum(axis=1), 1)
+        for name, chosen in (
+            ("day", (hours >= DAY_HOURS[0]) & (hours < DAY_HOURS[1])),
+            ("night", (hours >= NIGHT_HOURS[0]) | (hours < NIGHT_HOURS[1])),
+        )
+    }
+    total = used["day"] + used["night"]
+    return np.asarray(np.where(total > 0, used["day"] / np.where(total > 0, total, 1), 0.5))

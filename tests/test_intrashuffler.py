@@ -1,0 +1,87 @@
+"""IntraShuffler through the real processes: budgets, buckets, ledgers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_privacy.config import Federation
+from fl_privacy.dp import ldp
+from fl_privacy.launch.engine import Result, up
+from fl_privacy.shuffle.mixing import groups
+from fl_privacy.transcript import open_run
+
+EPSILONS = [0.5, 0.5, 6, 8, 8]
+CONFIG = f"""
+name: budgets
+seed: 5
+sites: {{count: 5, epsilon: {EPSILONS}}}
+rounds: 2
+audit: true
+task: {{train: {{epochs: 1}}}}
+privatise: {{kind: ldp, clip: 1.0}}
+route: {{kind: shuffler, n_min: 2, buckets: published}}
+combine: {{kind: fedavg, lr: 0.02, weights: precision}}
+"""
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return up(Federation.parse(CONFIG), "simulation", tmp_path_factory.mktemp("runs"))
+
+
+def test_a_run_under_budgets_ends_with_a_ledger_for_every_site(published: Result) -> None:
+    assert published.status == "completed", published.reason
+    assert [row["site"] for row in published.ledgers] == [f"site-{i}" for i in range(5)]
+    for row, epsilon in zip(published.ledgers, EPSILONS, strict=True):
+        assert row["charges"] == 2
+        assert epsilon < row["spent"] < 2 * epsilon + 2
+        assert (row["unit"], row["adjacency"]) == ("site", "replace")
+
+
+def test_the_server_sees_bucket_labels_and_columns_mixed_within_each_bucket(published: Result) -> None:
+    run = open_run(published.path)
+    for round in run.view("server").rounds:
+        seen, labels = run.view("server").round(round)
+        sent, budgets = run.view("shuffler").round(round)
+        assert list(labels) == ["0.5", "0.5", "6", "6", "6"]
+        done = 0
+        for group in groups([str(tier) for tier in budgets], Federation.parse(CONFIG).route):
+            rows = slice(done, done + len(group.members))
+            one, two = seen["updates"][rows], sent["updates"][list(group.members)]
+            assert np.array_equal(np.sort(one, axis=0), np.sort(two, axis=0))
+            assert not np.array_equal(one, two)
+            done += len(group.members)
+
+
+def test_what_leaves_a_site_is_noised_as_its_budget_says(published: Result) -> None:
+    run = open_run(published.path)
+    sent, _ = run.view("shuffler").round(1)
+    rows = {event["name"]: event["row"] for event in run.view("shuffler").events(1) if "row" in event}
+    for i, epsilon in enumerate(EPSILONS):
+        noise = sent["updates"][rows[f"site-{i}"]] - ldp.clip(run.truth(f"site-{i}").round(1).arrays["update"], 1.0)
+        assert noise.std() == pytest.approx(ldp.scale(1.0, epsilon, 1e-5), rel=6 / np.sqrt(2 * noise.size))
+
+
+def test_levelled_buckets_have_one_noise_throughout(tmp_path: Path) -> None:
+    """What unmixing by variance would go by is gone: every row of a bucket has the noise of its smallest budget."""
+    levelled = up(Federation.parse(CONFIG.replace("published", "levelled")), "simulation", tmp_path)
+    assert levelled.status == "completed", levelled.reason
+    seen, labels = open_run(levelled.path).view("server").round(1)
+    for row, label in zip(seen["updates"], labels, strict=True):
+        expected = ldp.scale(1.0, float(label), 1e-5)
+        # The update itself adds at most the clip's 1.0 to a norm of expected * sqrt(d).
+        slack = 6 / np.sqrt(2 * row.size) + 1 / (expected * np.sqrt(row.size))
+        assert row.std() == pytest.approx(expected, rel=slack)
+
+
+def test_a_site_whose_policy_forbids_it_sends_nothing(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("epsilon_per_round: 0.1\nepsilon: 1\ntasks: [digits]\n")
+    text = CONFIG.replace(f"{{count: 5, epsilon: {EPSILONS}}}", f"{{count: 5, epsilon: 1, policy: {policy}}}")
+    refused = up(Federation.parse(text + "attempts: 1\n"), "simulation", tmp_path / "runs")
+    assert refused.status == "failed"
+    assert not (tmp_path / "runs" / "sites" / "budgets" / "site-0" / "outgoing.npy").exists()
+    assert "accepted" not in (Path(refused.path) / "logs" / "shuffler.log").read_text()
