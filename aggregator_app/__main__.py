@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
 from fl_privacy.config import Federation
-from fl_privacy.errors import FederationError
 from fl_privacy.log import Log
 from fl_privacy.wire import process
 
@@ -21,14 +19,11 @@ def main() -> int:
     options = parser.parse_args()
     name = f"aggregator-{options.index}"
     log = Log(name)
-    try:
-        federation = Federation.load(options.config)
-        aggregator = Aggregator(federation, options.state, log, process.recorder(options, federation, name))
-        asyncio.run(process.serve("fl_privacy.wire.Middleware", aggregator, options, log))
-    except FederationError as error:
-        log("error", reason=str(error))
-        return 2
-    return 0
+
+    def make(federation: Federation) -> Aggregator:
+        return Aggregator(federation, options.state, log, process.recorder(options, federation, name))
+
+    return process.run("fl_privacy.wire.Middleware", make, options, log)
 
 
 if __name__ == "__main__":

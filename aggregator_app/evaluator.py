@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from fl_privacy.config import Federation, ShardsRoute
-from fl_privacy.errors import ConfigError, FederationError, ProtocolError
+from fl_privacy.errors import ConfigError, ProtocolError
 from fl_privacy.log import Log
 from fl_privacy.shard import masks
 from fl_privacy.tasks.workload import Workload
@@ -73,14 +73,11 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
     options = parser.parse_args()
     log = Log("evaluator")
-    try:
-        federation = Federation.load(options.config)
-        evaluator = Evaluator(federation, Keyring(options.keys), options.aggregators, options.data_dir)
-        asyncio.run(process.serve("fl_privacy.wire.Evaluator", evaluator, options, log))
-    except FederationError as error:
-        log("error", reason=str(error))
-        return 2
-    return 0
+
+    def make(federation: Federation) -> Evaluator:
+        return Evaluator(federation, Keyring(options.keys), options.aggregators, options.data_dir)
+
+    return process.run("fl_privacy.wire.Evaluator", make, options, log)
 
 
 if __name__ == "__main__":

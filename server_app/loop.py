@@ -10,6 +10,7 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from fl_privacy.checkpoints import Checkpoints
 from fl_privacy.config import Federation, ServerRoute, ShardsRoute
 from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.launch.pki import load_key
@@ -20,7 +21,6 @@ from fl_privacy.transcript import RunWriter, ViewWriter
 from fl_privacy.wire import rpc
 from fl_privacy.wire.identity import Keyring
 
-from . import checkpoint
 from .evaluation import Local, Remote
 from .nodes import Nodes
 from .routes import Ask, Outcome, Route, ThroughServer, ThroughShards, ThroughShuffler, attempt_name, retryable
@@ -49,6 +49,7 @@ class Coordinator:
         key, certificate = load_key(self.keys.key_file), self.keys.certificate_file.read_bytes()
         self.run = RunWriter(plan.run_dir, self._manifest(), key, certificate)
         self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate)
+        self.checkpoints = Checkpoints(plan.run_dir / "checkpoints")
         self._invited = False
         self._salt = 0
 
@@ -78,9 +79,9 @@ class Coordinator:
     def play(self) -> None:
         """All rounds. Whatever ends it, the transcript is closed with the truth about it."""
         try:
-            done, saved = checkpoint.newest(self.plan.run_dir / "checkpoints")
+            done = max(self.checkpoints.rounds(), default=0)
             if done:
-                self._resume(saved)
+                self._resume(self.checkpoints.load(done))
             self.log("waiting", run=self.plan.run, sites=len(self.federation.sites))
             present = self.nodes.wait()
             self.log("started", run=self.plan.run, round=done + 1, sites=len(present))
@@ -155,7 +156,7 @@ class Coordinator:
         arrays = {f"moment.{name}": array for name, array in self.strategy.state().items()}
         if self.model is not None:
             arrays["model"] = self.model
-        checkpoint.save(self.plan.run_dir / "checkpoints", round, arrays)
+        self.checkpoints.save(round, arrays)
 
     def _resume(self, saved: dict[str, NDArray[np.float32]]) -> None:
         # Attempts of the broken run may have been released: names of ours must not meet them.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 from fl_privacy.config import Federation
-from fl_privacy.errors import FederationError
 from fl_privacy.log import Log
 from fl_privacy.wire import process
 
@@ -16,14 +14,11 @@ from .service import Shuffler
 def main() -> int:
     options = process.arguments("The shuffler of a federation").parse_args()
     log = Log("shuffler")
-    try:
-        federation = Federation.load(options.config)
-        shuffler = Shuffler(federation, log, process.recorder(options, federation, "shuffler"))
-        asyncio.run(process.serve("fl_privacy.wire.Middleware", shuffler, options, log))
-    except FederationError as error:
-        log("error", reason=str(error))
-        return 2
-    return 0
+
+    def make(federation: Federation) -> Shuffler:
+        return Shuffler(federation, log, process.recorder(options, federation, "shuffler"))
+
+    return process.run("fl_privacy.wire.Middleware", make, options, log)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ sites: 4
 cohort: 3
 quorum: 3
 rounds: 4
-rounds_per_message: 2
 reproducible: true
 audit: true
 deadline: 60
@@ -140,7 +139,7 @@ def wait_for_event(log: Path, event: str, count: int = 1, timeout: float = 120) 
 def interrupted(runs: Path, tmp_path: Path) -> Path:
     """A run that was interrupted by Ctrl-C after its second round."""
     config = tmp_path / "repeatable.yaml"
-    config.write_text(REPEATABLE.replace("rounds_per_message: 2", "rounds_per_message: 1"))
+    config.write_text(REPEATABLE)
     before = set(runs.iterdir())
     command = [str(Path(sys.executable).with_name("fl-privacy")), "up", str(config), "--runs-dir", str(runs)]
     # Whoever runs the tests may ignore Ctrl-C (as a job in the background does), and children inherit that.
@@ -161,23 +160,10 @@ def test_ctrl_c_leaves_nothing_behind_and_the_run_resumes_to_the_same_model(
 ) -> None:
     assert processes_of(interrupted) == []
     assert verify(interrupted, (runs / "pki" / "ca.pem").read_bytes()).ok
-    federation = Federation.parse(REPEATABLE.replace("rounds_per_message: 2", "rounds_per_message: 1"))
-    resumed = up(federation, "local", runs, resume=interrupted.name)
+    resumed = up(Federation.parse(REPEATABLE), "local", runs, resume=interrupted.name)
     assert (resumed.status, resumed.rounds) == ("completed", 4)
     assert open_run(interrupted).view("server").rounds == [1, 2, 3, 4]
-    # Cohorts are drawn per message, so the unbroken run with the same messages is the one to compare with.
-    whole = up(federation, "simulation", runs)
-    assert np.array_equal(final_model(interrupted), final_model(whole.path))
-    assert unbroken.status == "completed"
-
-
-def test_the_server_route_is_the_baseline_that_names_every_row(runs: Path) -> None:
-    text = "sites: 3\nrounds: 1\nseed: 3\nreproducible: true\nroute: {kind: server}\ntask: {train: {epochs: 1}}"
-    result = up(Federation.parse(text), "simulation", runs)
-    assert result.status == "completed"
-    view = open_run(result.path).view("server")
-    rows = {event["name"]: event["row"] for event in view.events(1) if event.get("kind") == "row"}
-    assert rows == {"site-0": 0, "site-1": 1, "site-2": 2}
+    assert np.array_equal(final_model(interrupted), final_model(unbroken.path))
 
 
 def test_missing_data_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -214,9 +200,10 @@ def test_sites_that_fail_end_the_run_with_a_reason(runs: Path) -> None:
     assert "refused or failed" in result.reason
 
 
-def test_up_ends_with_one_line_of_json(tmp_path: Path) -> None:
+def test_up_ends_with_one_line_of_json_and_the_server_route_names_every_row(tmp_path: Path) -> None:
+    """The baseline, from the command line."""
     config = tmp_path / "c.yaml"
-    config.write_text("sites: 3\nrounds: 1\ntask: {train: {epochs: 1}}")
+    config.write_text("sites: 3\nrounds: 1\nroute: {kind: server}\ntask: {train: {epochs: 1}}")
     done = cli("up", config, "--engine", "simulation", "--runs-dir", tmp_path / "runs", "--json")
     assert done.returncode == 0, done.stderr
     result = json_of(done)
@@ -225,3 +212,5 @@ def test_up_ends_with_one_line_of_json(tmp_path: Path) -> None:
     shown = json_of(cli("transcript", "show", result["path"], "--json"))
     assert shown["views"]["server"]["arrays"]["updates"] == [3, 4810]
     assert cli("transcript", "verify", result["path"]).returncode == 0
+    events = open_run(result["path"]).view("server").events(1)
+    assert {e["name"]: e["row"] for e in events if e.get("kind") == "row"} == {f"site-{i}": i for i in range(3)}

@@ -75,13 +75,3 @@ def test_levelled_buckets_have_one_noise_throughout(tmp_path: Path) -> None:
         # The update itself adds at most the clip's 1.0 to a norm of expected * sqrt(d).
         slack = 6 / np.sqrt(2 * row.size) + 1 / (expected * np.sqrt(row.size))
         assert row.std() == pytest.approx(expected, rel=slack)
-
-
-def test_a_site_whose_policy_forbids_it_sends_nothing(tmp_path: Path) -> None:
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("epsilon_per_round: 0.1\nepsilon: 1\ntasks: [digits]\n")
-    text = CONFIG.replace(f"{{count: 5, epsilon: {EPSILONS}}}", f"{{count: 5, epsilon: 1, policy: {policy}}}")
-    refused = up(Federation.parse(text + "attempts: 1\n"), "simulation", tmp_path / "runs")
-    assert refused.status == "failed"
-    assert not (tmp_path / "runs" / "sites" / "budgets" / "site-0" / "outgoing.npy").exists()
-    assert "accepted" not in (Path(refused.path) / "logs" / "shuffler.log").read_text()

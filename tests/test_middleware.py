@@ -1030,7 +1030,7 @@ def test_the_store_keeps_two_rounds_and_ignores_what_a_crash_left(tmp_path: Path
     store = ShardStore(tmp_path)
     for number in range(4):
         store.save("run", number, np.full(2, number, np.float32), {"m": np.ones(2)})
-    (tmp_path / "run" / "shard-000009.tmp").write_bytes(b"half a shard")
+    (tmp_path / "run" / "round-000009.tmp").write_bytes(b"half a shard")
     assert store.newest("run") == 3
     assert store.load("run", 2)[0].tolist() == [2, 2]
     assert store.load("run", 3)[1]["m"].tolist() == [1, 1]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError
 from fl_privacy.launch.pki import load_key
 from fl_privacy.log import Log
 from fl_privacy.transcript import ViewWriter
@@ -35,6 +37,17 @@ def recorder(options: argparse.Namespace, federation: Federation, observer: str)
         return None
     keys = Keyring(options.keys)
     return ViewWriter(options.view, observer, options.run, load_key(keys.key_file), keys.certificate_file.read_bytes())
+
+
+def run(service: str, make: Callable[[Federation], Any], options: argparse.Namespace, log: Log) -> int:
+    """Read the federation, make the servicer, serve; the exit code."""
+    try:
+        servicer = make(Federation.load(options.config))
+        asyncio.run(serve(service, servicer, options, log))
+    except FederationError as error:
+        log("error", reason=str(error))
+        return 2
+    return 0
 
 
 async def serve(name: str, servicer: Any, options: argparse.Namespace, log: Log) -> None:

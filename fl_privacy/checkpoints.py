@@ -1,0 +1,66 @@
+"""A party's own state after each round, on its disk: what a run is resumed from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from fl_privacy.errors import FederationError
+
+KEPT = 2  # the newest and the one before it: enough to go back where another party did not come along
+EMPTY = "empty"
+_FILE = re.compile(r"^round-(\d{6})\.safetensors$")
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class CheckpointError(FederationError):
+    """A checkpoint is missing or damaged, or there is no room for one."""
+
+
+class Checkpoints:
+    """Named arrays by round; the last two are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, round: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Durable when it returns."""
+        path = self._path(round)
+        draft = path.with_suffix(".tmp")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # safetensors cannot hold nothing, and a server that sees no model still leaves its mark.
+            save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()} or {EMPTY: np.zeros(1)}, draft)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {path}: {error.strerror or error}; make room") from None
+        for old in self.rounds()[:-KEPT]:
+            self._path(old).unlink(missing_ok=True)
+
+    def load(self, round: int) -> Arrays:
+        try:
+            arrays: Arrays = load_file(self._path(round))
+        except FileNotFoundError:
+            raise CheckpointError(f"checkpoint: there is none after round {round} in {self._folder}") from None
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"checkpoint {self._path(round)}: {error}; remove it to go back a round") from None
+        return {name: array for name, array in arrays.items() if name != EMPTY}
+
+    def rounds(self) -> list[int]:
+        """The rounds there are checkpoints of, ascending."""
+        found = [_FILE.match(path.name) for path in self._folder.iterdir()] if self._folder.is_dir() else []
+        return sorted(int(match[1]) for match in found if match)
+
+    def _path(self, round: int) -> Path:
+        return self._folder / f"round-{round:06d}.safetensors"
