@@ -184,12 +184,14 @@ def peer(address: str, keys: Keyring) -> Check:
             secure.settimeout(WAIT)
             secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
             if not secure.recv(1):
-                return Check("peer", False, f"{address}: closed the connection", "look at its log")
+                raise ConnectionResetError
     except ssl.SSLCertVerificationError as error:
         return Check("peer", False, f"{address}: its certificate is refused here: {error.verify_message}",
                      "check that both have the same ca.pem, and the name and date of its certificate")  # fmt: skip
-    except ssl.SSLError as error:
-        return Check("peer", False, f"{address}: refused our certificate: {error.reason}",
+    except (ssl.SSLError, ConnectionResetError, BrokenPipeError) as error:
+        # Its own certificate was in order. Many servers hang up without saying what they have against ours.
+        why = getattr(error, "reason", None) or "it hung up after the handshake"
+        return Check("peer", False, f"{address}: refused our certificate: {why}",
                      "have our certificate issued anew by the federation's authority")  # fmt: skip
     except (OSError, ValueError) as error:
         return Check("peer", False, f"{address}: {error}", "start it, or correct host, port or firewall")

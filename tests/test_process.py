@@ -1,0 +1,77 @@
+"""A middleware process that cannot start says why in one line and ends with 2."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from fl_privacy.launch import preflight
+from fl_privacy.launch.pki import Authority
+from fl_privacy.launch.processes import Fleet
+from fl_privacy.wire.identity import Identity
+
+
+def start(tmp_path: Path, config: str, listen: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "c.yaml"
+    path.write_text(config)
+    keys = Authority.open(tmp_path / "pki").issue(
+        Identity("here", "shuffler", "shuffler"), tmp_path / "k", ["127.0.0.1"]
+    )
+    command = [sys.executable, "-m", "shuffler_app", "--config", str(path), "--keys", str(keys.folder)]
+    return subprocess.run([*command, "--listen", listen], capture_output=True, text=True, timeout=60)
+
+
+def reason(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    return str(json.loads(done.stderr.strip().splitlines()[-1])["reason"])
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert address in reason(start(tmp_path, "name: here\nsites: 3", address))
+
+
+def test_a_config_without_a_shuffler_is_named(tmp_path: Path) -> None:
+    done = start(tmp_path, "name: here\nsites: 3\nroute: {kind: shards}", "127.0.0.1:0")
+    assert "route.kind" in reason(done)
+
+
+def test_preflight_explains_what_grpc_calls_unavailable(tmp_path: Path) -> None:
+    """Ours and theirs from one authority: well. From two: each side's refusal is told from the other's."""
+    ours, theirs = Authority.open(tmp_path / "pki"), Authority.open(tmp_path / "other")
+    site = Identity("here", "site", "site-0")
+    (tmp_path / "c.yaml").write_text("name: here\nsites: 3")
+    keys = ours.issue(Identity("here", "shuffler", "shuffler"), tmp_path / "k", ["127.0.0.1"])
+    fleet = Fleet(tmp_path / "logs", tmp_path / "pids.json")
+    try:
+        command = [
+            sys.executable,
+            "-m",
+            "shuffler_app",
+            "--config",
+            str(tmp_path / "c.yaml"),
+            "--keys",
+            str(keys.folder),
+        ]
+        fleet.start("shuffler", command)
+        address = fleet.wait_for("shuffler", "listening", 60)["address"]
+        good = preflight.peer(address, ours.issue(site, tmp_path / "good"))
+        stranger = theirs.issue(site, tmp_path / "stranger")
+        distrusting = preflight.peer(address, stranger)
+        stranger.authority_file.write_bytes(ours.pem)
+        distrusted = preflight.peer(address, stranger)
+    finally:
+        fleet.stop()
+    gone = preflight.peer(address, ours.issue(site, tmp_path / "good"))
+    assert good.ok, good.detail
+    assert "its certificate is refused here" in distrusting.detail
+    assert "refused our certificate" in distrusted.detail
+    assert not gone.ok
+    assert all(check.fix for check in (distrusting, distrusted, gone))
