@@ -55,6 +55,8 @@ class Site:
         self._keys = keys
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in middleware]
         self._owners: NDArray[np.integer] | None = None
+        self._cut: Array | None = None
+        self._whole: Array | None = None
         self._truth = truth if federation.audit else None
         self.log("ready", records=len(self._data), parameters=self._work.layout.size)
 
@@ -157,13 +159,18 @@ class Site:
     def _split(self, update: Array) -> list[Array]:
         if not isinstance(self.federation.route, ShardsRoute):
             return [update]
-        return masks.split(update, self._shard_owners(), self.federation.route.aggregators)
+        # Fresh vectors would be faulted in page by page every round; these two are used again.
+        self._cut = np.empty_like(update) if self._cut is None else self._cut
+        return masks.split(update, self._shard_owners(), self.federation.route.aggregators, out=self._cut)
 
     def _join(self, models: list[Array | None]) -> Array:
         whole = [model for model in models if model is not None]
         if len(whole) != len(models):
             raise ProtocolError("DATA_LOSS", "model: the middleware sent none")
-        return masks.join(whole, self._shard_owners()) if isinstance(self.federation.route, ShardsRoute) else whole[0]
+        if not isinstance(self.federation.route, ShardsRoute):
+            return whole[0]
+        self._whole = np.empty(self.parameters, np.float32) if self._whole is None else self._whole
+        return masks.join(whole, self._shard_owners(), out=self._whole)
 
     def _shard_owners(self) -> NDArray[np.integer]:
         if self._owners is None:
