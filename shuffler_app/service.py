@@ -13,7 +13,7 @@ from fl_privacy.shuffle import LEVELS, Matrix, keys, reorder
 from fl_privacy.shuffle.mixing import groups
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.buffers import give_back
+from fl_privacy.wire.buffers import give_back, keep_buffers
 from fl_privacy.wire.middleware import Attempt, Middleware, Parts, RunState
 from fl_privacy.wire.stream import chunks
 
@@ -28,6 +28,7 @@ class Shuffler(Middleware):
         self._level = LEVELS[federation.route.level]
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Matrix:
+        keep_buffers()  # until the next `give_back`
         return await self.take_model(header.length, header.model, parts)
 
     async def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:

@@ -9,16 +9,24 @@ CHUNKS = 4 << 20  # larger than any buffer of a stream, smaller than any model w
 SPARE = 4 << 20  # more would help no upload, and a shuffler has better use for it
 
 
+DEFAULT = 128 << 10  # glibc's own for both thresholds
+
+
 def keep_buffers() -> None:
     """Reuse freed chunk buffers. By default each is given back and faulted in again: a tenth of an upload's time."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, CHUNKS)
-        mallopt(M_TRIM_THRESHOLD, SPARE)
+    _set(CHUNKS, SPARE)
 
 
 def give_back() -> None:
-    """Return freed buffers to the system, before something else needs the memory."""
+    """Return freed buffers to the system and keep none, for what comes next needs the memory."""
+    _set(DEFAULT, DEFAULT)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def _set(mapped: int, spare: int) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, mapped)
+        mallopt(M_TRIM_THRESHOLD, spare)

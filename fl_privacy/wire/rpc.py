@@ -159,13 +159,3 @@ async def serve(name: str, servicer: Any, address: str, keys: Keyring, refused: 
         raise LaunchError(f"listen {address}: the address is taken or not ours; choose another port")
     await server.start()
     return server, port
-
-
-def explain(error: grpc.RpcError, address: str) -> str:
-    """A gRPC error in one line, with what usually mends it."""
-    code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return (
-            f"{address}: unavailable; is it up, and are both certificates of this federation and in date? (preflight)"
-        )
-    return f"{address}: {code.name}: {details}"
