@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from fl_privacy.config import Federation, Ldp, ShufflerRoute
-from fl_privacy.dp import ldp
 from fl_privacy.errors import ConfigError
 from fl_privacy.log import Log
-from fl_privacy.shuffle import LEVELS, Matrix, keys, reorder
-from fl_privacy.shuffle.mixing import groups
+from fl_privacy.shuffle import Matrix, keys
+from fl_privacy.shuffle.mixing import Group, groups
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.buffers import give_back, keep_buffers
 from fl_privacy.wire.middleware import Attempt, Middleware, Parts, RunState
 from fl_privacy.wire.stream import chunks
+
+from .mixer import Job, MixingSet, TopUp, mix_apart
 
 
 class Shuffler(Middleware):
@@ -25,7 +26,6 @@ class Shuffler(Middleware):
         super().__init__(federation, log, recorder)
         if not isinstance(federation.route, ShufflerRoute):
             raise ConfigError(f"route.kind: {federation.route.kind!r} has no shuffler; use shuffler")
-        self._level = LEVELS[federation.route.level]
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Matrix:
         keep_buffers()  # until the next `give_back`
@@ -45,7 +45,8 @@ class Shuffler(Middleware):
                 await asyncio.to_thread(
                     self.recorder.record, spec.round, spec.attempt, {"updates": matrix}, tiers, events
                 )
-            labels = await asyncio.to_thread(self._mix, matrix, tiers, attempt)
+            job, labels = self._plan(tiers, attempt)
+            await asyncio.to_thread(mix_apart, matrix, rows.file, job)
             self.log("released", run=spec.run, round=spec.round, count=len(clients))
             header = pb.ReleaseHeader(phase="released", count=len(clients), tiers=labels, length=spec.length)
             for part in chunks(pb.Chunk(release=header), matrix):
@@ -53,29 +54,30 @@ class Shuffler(Middleware):
         finally:
             attempt.forget()
 
-    def _mix(self, matrix: Matrix, tiers: list[str], attempt: Attempt) -> list[str]:
-        """Shuffle every mixing set on its own, in place; returns the label of each row of the result."""
+    def _plan(self, tiers: list[str], attempt: Attempt) -> tuple[Job, list[str]]:
+        """Every mixing set with a key of its own; and the label of each row of the result."""
         assert isinstance(self.federation.route, ShufflerRoute)
         sets = groups(tiers, self.federation.route)
-        reorder(matrix, [member for group in sets for member in group.members])
-        starts = (0, *attempt.layers[:-1])
-        layers = [slice(start, end) for start, end in zip(starts, attempt.layers, strict=True)]
-        done = 0
-        for number, group in enumerate(sets):
-            part = matrix[done : done + len(group.members)]
-            if self.federation.route.buckets == "levelled":
-                self._level_noise(part, [float(tiers[member]) for member in group.members], attempt, number)
-            self._level(part, self._key(attempt, f"shuffle/{number}"), layers)
-            done += len(group.members)
-        return [tier for group in sets for tier in group.tiers]
+        made = tuple(self._set(group, tiers, attempt, number) for number, group in enumerate(sets))
+        job = Job(self.federation.route.level, len(tiers), attempt.round.spec.length, attempt.layers, made)
+        return job, [tier for group in sets for tier in group.tiers]
 
-    def _level_noise(self, part: Matrix, epsilons: list[float], attempt: Attempt, number: int) -> None:
-        """Bring every row to the noise of the bucket's smallest budget: variances then tell rows apart no more."""
-        assert isinstance(self.federation.privatise, Ldp)
-        bound, delta = self.federation.privatise.clip, self.federation.privatise.delta
-        for row, epsilon in enumerate(epsilons):
-            key = self._key(attempt, f"level/{number}/{row}")
-            ldp.top_up(part[row], bound, epsilon, min(epsilons), delta, key)
+    def _set(self, group: Group, tiers: list[str], attempt: Attempt, number: int) -> MixingSet:
+        """Its members and keys; levelled, with the noise that every row lacks."""
+        missing = self._missing([tiers[member] for member in group.members])
+        top_ups = (TopUp(m, self._key(attempt, f"level/{number}/{row}")) for row, m in enumerate(missing))
+        return MixingSet(group.members, self._key(attempt, f"shuffle/{number}"), tuple(top_ups))
+
+    def _missing(self, tiers: list[str]) -> list[float]:
+        """What brings every row to the noise of the bucket's smallest budget: then variances tell no rows apart."""
+        route, privatise = self.federation.route, self.federation.privatise
+        if not (isinstance(route, ShufflerRoute) and route.buckets == "levelled"):
+            return []
+        assert isinstance(privatise, Ldp)
+        from fl_privacy.dp import ldp  # its calibration takes scipy, 50 MB that other shufflers never need
+
+        epsilons = [float(tier) for tier in tiers]
+        return [ldp.missing(privatise.clip, epsilon, min(epsilons), privatise.delta) for epsilon in epsilons]
 
     def _key(self, attempt: Attempt, purpose: str) -> bytes:
         """Bound to run, round and attempt; seeded only where the federation asks to be repeatable."""

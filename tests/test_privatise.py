@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from client_app.outgoing import Outgoing
+from fl_privacy import kernels
 from fl_privacy.combine import mean, weights
 from fl_privacy.config import Federation, ShufflerRoute
 from fl_privacy.dp import gaussian, ldp
 from fl_privacy.dp.ledger import LedgerError
 from fl_privacy.dp.policy import Policy, PolicyError
-from fl_privacy.errors import ConfigError, FederationError
+from fl_privacy.errors import ConfigError, FederationError, ProtocolError
 from fl_privacy.shuffle import parameter
 from fl_privacy.shuffle.mixing import groups
+from fl_privacy.wire.rows import Rows
+from shuffler_app.mixer import Job, MixingSet, TopUp, mix, mix_apart
 
 DELTA = 1e-5
 KEY = b"k" * 32
@@ -56,12 +59,48 @@ def test_the_noise_is_twice_the_bound_times_sigma(epsilon: float) -> None:
 
 def test_topping_up_brings_a_row_to_the_noise_of_the_weakest() -> None:
     size = 200_000
-    row = ldp.privatise(np.zeros(size, np.float32), 1.0, 8, DELTA, KEY)
-    ldp.top_up(row, 1.0, 8, 0.5, DELTA, b"t" * 32)
-    assert row.std() == pytest.approx(ldp.scale(1.0, 0.5, DELTA), rel=6 / np.sqrt(2 * size))
-    same = row.copy()
-    ldp.top_up(row, 1.0, 0.5, 0.5, DELTA, b"u" * 32)
-    assert np.array_equal(row, same)
+    rows = np.stack([ldp.privatise(np.zeros(size, np.float32), 1.0, epsilon, DELTA, KEY) for epsilon in (0.5, 8)])
+    weakest = rows[0].copy()
+    lack = [ldp.missing(1.0, epsilon, 0.5, DELTA) for epsilon in (0.5, 8)]
+    assert lack[0] == 0
+    top_ups = tuple(TopUp(deviation, bytes([row]) * 32) for row, deviation in enumerate(lack))
+    mix(rows, Job("model", 2, size, (size,), (MixingSet((0, 1), b"m" * 32, top_ups),)))
+    assert sum(np.array_equal(row, weakest) for row in rows) == 1
+    for row in rows:
+        assert row.std() == pytest.approx(ldp.scale(1.0, 0.5, DELTA), rel=6 / np.sqrt(2 * size))
+
+
+def test_mixing_apart_gives_what_mixing_here_gives() -> None:
+    """A million entries go to a process of their own, compiled; the same job in this one, by the numpy twin."""
+    length, tops = 2**18, (TopUp(0.5, b"t" * 32), TopUp(0.0, b"u" * 32))
+    first, second = MixingSet((3, 1), b"a" * 32, tops), MixingSet((0, 2), b"b" * 32)
+    job = Job("parameter", 4, length, (length,), (first, second))
+    store = Rows(4, length)
+    names = ["a", "b", "c", "d"]
+    for index, name in enumerate(names):
+        store.take(name)[:] = np.arange(index * length, (index + 1) * length)
+        store.label(name, "")
+    apart, _ = store.gather(names)
+    here = apart.copy()
+    assert kernels.choose(apart.size) == "numba"
+    mix_apart(apart, store.file, job)
+    assert not np.array_equal(apart, np.sort(apart, axis=0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FL_PRIVACY_KERNELS", "numpy")
+        mix(here, job)
+    assert np.array_equal(apart, here)
+
+
+def test_a_mixer_that_cannot_work_is_an_error() -> None:
+    store = Rows(4, 2**18)
+    job = Job("parameter", 4, 2**18, (2**18,), (MixingSet((0, 9), b"a" * 32),))
+    with pytest.raises(ProtocolError, match="exit code 1"):
+        mix_apart(np.empty((4, 2**18), np.float32), store.file, job)
+
+
+def test_a_round_that_no_machine_could_hold_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="no memory"):
+        Rows(10_000, 2**31)
 
 
 tiers = st.lists(st.sampled_from(("0.5", "1", "2", "4", "8")), min_size=3, max_size=30)

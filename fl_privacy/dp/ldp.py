@@ -43,10 +43,6 @@ def privatise(update: Vector, bound: float, epsilon: float, delta: float, key: b
     return noise
 
 
-def top_up(row: Vector, bound: float, epsilon: float, weakest: float, delta: float, key: bytes) -> None:
-    """Add, in place, what brings noise of `epsilon` to that of the smaller budget `weakest`."""
-    missing = scale(bound, weakest, delta) ** 2 - scale(bound, epsilon, delta) ** 2
-    if missing > 0:
-        noise = standard_normal(row.size, key)
-        noise *= np.float32(math.sqrt(missing))
-        row += noise
+def missing(bound: float, epsilon: float, weakest: float, delta: float) -> float:
+    """Standard deviation of what brings noise of `epsilon` to that of the smaller budget `weakest`."""
+    return math.sqrt(max(0.0, scale(bound, weakest, delta) ** 2 - scale(bound, epsilon, delta) ** 2))

@@ -8,6 +8,7 @@ FL_PRIVACY_KERNELS (numba or numpy) forces one of them.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from functools import cache
 from types import ModuleType
@@ -20,16 +21,17 @@ SMALL = 2**20  # the numpy twins take milliseconds below this, and compiling tak
 
 def pick(name: str, entries: int, backend: str | None = None) -> ModuleType:
     """The kernels called `name` for work on so many entries, compiled if that is possible and pays."""
+    return importlib.import_module(f"fl_privacy.kernels.{name}_{choose(entries, backend)}")
+
+
+def choose(entries: int, backend: str | None = None) -> str:
+    """The backend for work on so many entries; nothing of it is imported yet."""
     chosen = backend or os.environ.get("FL_PRIVACY_KERNELS") or (_best() if entries >= SMALL else "numpy")
     if chosen not in BACKENDS:
         raise FederationError(f"FL_PRIVACY_KERNELS: {chosen!r} is not a backend; use one of {', '.join(BACKENDS)}")
-    return importlib.import_module(f"fl_privacy.kernels.{name}_{chosen}")
+    return chosen
 
 
 @cache
 def _best() -> str:
-    try:
-        importlib.import_module("numba")
-    except ImportError:
-        return "numpy"
-    return "numba"
+    return "numba" if importlib.util.find_spec("numba") else "numpy"

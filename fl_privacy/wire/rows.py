@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from fl_privacy.errors import ProtocolError
@@ -12,13 +16,19 @@ from fl_privacy.shuffle import reorder
 
 
 class Rows:
-    """One row a client, written in place while its stream arrives."""
+    """One row a client, written in place while its stream arrives.
+
+    They lie in a nameless file in memory, `file`: a process that is handed the descriptor can work on them in place.
+    """
 
     def __init__(self, cohort: int, length: int) -> None:
-        try:
-            self._matrix: NDArray[np.float32] = np.empty((cohort, length), np.float32)
-        except (MemoryError, ValueError):
-            raise ProtocolError("RESOURCE_EXHAUSTED", f"length: no memory for {cohort} x {length} parameters") from None
+        size = 4 * cohort * length
+        if size > psutil.virtual_memory().total:
+            raise ProtocolError("RESOURCE_EXHAUSTED", f"length: no memory for {cohort} x {length} parameters")
+        self.file = os.memfd_create("rows")
+        weakref.finalize(self, os.close, self.file)
+        os.ftruncate(self.file, size)
+        self._matrix = mapped(self.file, cohort, length)
         self._free = list(range(cohort))[::-1]
         self._slot: dict[str, int] = {}
         self._tier: dict[str, str] = {}
@@ -43,3 +53,9 @@ class Rows:
         matrix = reorder(self._matrix, [self._slot[c] for c in clients])
         self._slot, self._free = {client: row for row, client in enumerate(clients)}, []
         return matrix, [self._tier[c] for c in clients]
+
+
+def mapped(file: int, rows: int, length: int) -> NDArray[np.float32]:
+    """The first rows in a file, as a matrix; what is written to it is in the file."""
+    matrix = np.frombuffer(mmap.mmap(file, 4 * rows * length), np.float32)
+    return matrix.reshape(rows, length)
