@@ -64,7 +64,7 @@ def unbroken(runs: Path) -> Result:
 
 
 def test_a_local_run_completes_and_learns(unbroken: Result) -> None:
-    assert (unbroken.status, unbroken.rounds) == ("completed", 4)
+    assert (unbroken.status, unbroken.rounds) == ("completed", 4), unbroken.reason
     assert unbroken.accuracy is not None
     assert unbroken.accuracy > 0.8
 
@@ -75,7 +75,7 @@ def test_nothing_is_left_running(unbroken: Result) -> None:
 
 def test_simulation_gives_the_same_model_bit_for_bit(unbroken: Result, runs: Path) -> None:
     simulated = up(Federation.parse(REPEATABLE), "simulation", runs)
-    assert simulated.status == "completed"
+    assert simulated.status == "completed", simulated.reason
     assert np.array_equal(final_model(simulated.path), final_model(unbroken.path))
     assert processes_of(Path(simulated.path)) == []
 

@@ -146,7 +146,8 @@ def test_filling_keeps_readings_and_knows_no_future(values: NDArray[np.float32],
 @given(gappy, st.integers(1, 9))
 def test_a_record_is_the_readings_before_its_target(values: NDArray[np.float32], stride: int) -> None:
     plan = Plan(length=8, stride=stride, longest_gap=2)
-    x, y = records(values, plan)
+    hours = np.arange(len(values)) / 2 % 24
+    x, y = records(values, hours, plan)
     filled = fill(values, 2)
     kept = [
         at
@@ -155,7 +156,9 @@ def test_a_record_is_the_readings_before_its_target(values: NDArray[np.float32],
     ]
     assert len(x) == len(y) == len(kept)
     for row, at in enumerate(kept):
-        np.testing.assert_array_equal(x[row], filled[at : at + 8])
+        np.testing.assert_array_equal(x[row, :, 0], filled[at : at + 8])
+        angle = 2 * np.pi * hours[at + 1 : at + 9] / 24
+        np.testing.assert_allclose(x[row, :, 1:], np.stack([np.sin(angle), np.cos(angle)], axis=1), atol=1e-6)
         assert y[row] == values[at + 8]
 
 
@@ -186,7 +189,7 @@ def test_no_held_out_record_shares_a_reading_with_a_training_record() -> None:
     plan = Plan(windows=2, length=8, stride=3, held_out=20)
     made = split(counted(2, 140), plan)
     assert made.sites == ("h0-w0", "h1-w0", "h0-w1", "h1-w1")
-    assert (made.classes, made.shape) == (0, (8,))
+    assert (made.classes, made.shape) == (0, (8, 3))
     assert made.train.forecast
     assert made.train.site is not None
     assert made.test.site is not None
@@ -196,7 +199,7 @@ def test_no_held_out_record_shares_a_reading_with_a_training_record() -> None:
             assert half.site is not None
             for window in (0, 1):
                 mine = half.site == 2 * window + household
-                used.append({*half.x[mine].ravel().tolist(), *half.y[mine].tolist()})
+                used.append({*half.x[mine, :, 0].ravel().tolist(), *half.y[mine].tolist()})
         assert sum(map(len, used)) == len(set.union(*used))
 
 
@@ -357,7 +360,7 @@ def test_a_federation_smaller_than_the_data_has_its_first_sites_alone(data_dir: 
     assert whole.train.site is not None
     np.testing.assert_array_equal(work.site_data("site-2").y, whole.train.y[whole.train.site == 2])
     update = work.update(work.initial, work.site_data("site-1"), "site-1", round=1)
-    assert update.shape == work.initial.shape == (4513,)
+    assert update.shape == work.initial.shape == (4769,)
     before, after = work.evaluate(work.initial), work.evaluate(work.initial + update)
     assert before.accuracy is None
     assert after.loss < before.loss
@@ -369,7 +372,7 @@ def rmse_of(y: NDArray[np.float32], forecast: NDArray[np.float32] | float) -> fl
 
 def test_rounds_of_plain_averaging_beat_the_mean_and_the_last_reading(data_dir: Path) -> None:
     """40 sites, 10 a round, unweighted mean of their updates."""
-    data, model = lcl.load(data_dir).first_sites(40), forecaster()
+    data, model = lcl.load(data_dir).first_sites(40), build("lstm", (48, 3), 0, seed=0)
     parts = partition(data.train.y, 40, "by-site", 0, site=data.train.site)
     weights, layout = flatten(model)
     rng = np.random.default_rng(0)
@@ -383,4 +386,4 @@ def test_rounds_of_plain_averaging_beat_the_mean_and_the_last_reading(data_dir: 
     load_vector(model, weights, layout)
     found = evaluate(model, data.test).rmse
     assert found is not None
-    assert found < rmse_of(data.test.y, data.test.x[:, -1]) < rmse_of(data.test.y, 0.0)
+    assert found < rmse_of(data.test.y, data.test.x[:, -1, 0]) < rmse_of(data.test.y, 0.0)

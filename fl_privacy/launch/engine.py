@@ -20,6 +20,7 @@ from fl_privacy.launch.processes import Tail
 ENGINES = {"local": local.start, "simulation": simulation.start}
 POLL = 0.1
 STATUS_EVERY = 2.0
+RESTARTS = 1
 
 
 @dataclass(frozen=True)
@@ -84,26 +85,35 @@ def up(
 
 
 def _follow(ground: Ground, control: Any, flower_run: int, watch: Callable[[Ground], None]) -> tuple[str, str]:
-    """Until the server says that the run is over, or Flower or a process gives up."""
-    checked = time.monotonic()
+    """Until the server says that the run is over, or Flower or a process gives up.
+
+    Where Flower gives up and the server has said nothing (its runtime did not come up, as Ray's does not within 30 s
+    on a loaded machine), the run is submitted again.
+    """
+    checked, again = time.monotonic(), RESTARTS
     tail = Tail(ground.run_dir / "logs" / "server.log")
     while True:
         watch(ground)
-        for event in tail.poll():
-            if event["event"] in ("completed", "failed"):
-                return str(event["event"]), str(event.get("reason", ""))
+        if end := _end(tail):
+            return end
         if time.monotonic() - checked > STATUS_EVERY:
             checked = time.monotonic()
             ground.fleet.check()
             found = control.status(flower_run)
+            if found.status == "finished" and (end := _end(tail)):
+                return end
+            if found.status == "finished" and not again:
+                return "failed", found.details or "the ServerApp failed; see superlink.log"
             if found.status == "finished":
-                done = found.sub_status == "completed"
-                return (
-                    ("completed", "")
-                    if done
-                    else ("failed", found.details or "the ServerApp failed; see superlink.log")
-                )
+                again -= 1
+                flower_run = control.start_again()
         time.sleep(POLL)
+
+
+def _end(tail: Tail) -> tuple[str, str] | None:
+    """What the server has said of the run's end, and why."""
+    ends = [event for event in tail.poll() if event["event"] in ("completed", "failed")]
+    return (str(ends[0]["event"]), str(ends[0].get("reason", ""))) if ends else None
 
 
 def _ledgers(ground: Ground) -> list[dict[str, Any]]:

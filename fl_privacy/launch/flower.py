@@ -124,7 +124,12 @@ class Control:
             federation="",
             override_federation_config=simulation,
         )
-        reply = self._client.StartRun(request)
+        self._asked = request
+        return self.start_again()
+
+    def start_again(self) -> int:
+        """Submit the last run once more, under a new id; the ServerApp goes on from its last checkpoint."""
+        reply = self._client.StartRun(self._asked)
         if not reply.HasField("run_id"):
             raise LaunchError("superlink: did not start the run; see its log")
         return int(reply.run_id)

@@ -13,7 +13,8 @@ def start(ground: Ground) -> tuple[flower.Control, int]:
     ground.prepare(ground.federation.site_names)
     keys, fleet = ground.keys("superlink", "superlink"), ground.fleet
     address = f"127.0.0.1:{free_port()}"
-    home = {"FLWR_HOME": str(ground.private / "superlink" / "flwr")}
+    # Ray's sessions go with the run: in the machine's common folder they would pile up, and two starts would meet.
+    home = {"FLWR_HOME": str(ground.private / "superlink" / "flwr"), "RAY_TMPDIR": str(ground.sockets)}
     database = ground.private / "superlink" / "state.db"
     database.unlink(missing_ok=True)
     fleet.start("superlink", flower.superlink(address, keys, database, simulation=True), home)

@@ -32,7 +32,7 @@ class Inputs:
 
     def take(self, shape: tuple[int, ...], classes: int) -> bool:
         if self.series:
-            return len(shape) == 1 and classes == 0
+            return len(shape) in (1, 2) and classes == 0
         return self.sides is None or (len(shape) == 3 and shape[1] == shape[2] and shape[1] in self.sides)
 
 
@@ -47,7 +47,7 @@ CATALOG: dict[str, Entry] = {
     "heart-disease": Entry((13,), classes=2, train=486, sites=("cleveland", "hungarian", "switzerland", "va")),
     # Window by window, so that the first 40 sites are 40 households.
     "lcl": Entry(
-        (48,),
+        (48, 3),
         classes=0,
         train=78_129,
         sites=tuple(f"{name.lower()}-w{window}" for window in range(LCL_WINDOWS) for name in LCL_HOUSEHOLDS),

@@ -19,7 +19,10 @@ MISSING = ("", "null", "nan", "na", "none")
 DAY_HOURS = (8, 18)
 NIGHT_HOURS = (20, 6)
 
+FEATURES = 3  # of a step: the reading, sine and cosine of the hour
+
 Series = NDArray[np.float32]
+Hours = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -138,12 +141,17 @@ def fill(series: Series, longest: int) -> Series:
     return filled
 
 
-def records(series: Series, plan: Plan) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Inputs and the readings that follow them; one with a long gap inside or no reading to forecast is left out."""
-    inputs = sliding_window_view(fill(series, plan.longest_gap)[:-1], plan.length)[:: plan.stride]
+def records(series: Series, hours: Hours, plan: Plan) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Inputs and the readings that follow them; one with a long gap inside or no reading to forecast is left out.
+
+    An input is a reading beside sine and cosine of the hour that follows it: when people are up is half of a forecast.
+    """
+    loads = sliding_window_view(fill(series, plan.longest_gap)[:-1], plan.length)[:: plan.stride]
+    angle = sliding_window_view(hours[1:] * (np.pi / 12), plan.length)[:: plan.stride]
     targets = series[plan.length :][:: plan.stride]
-    whole = np.isfinite(inputs).all(axis=1) & np.isfinite(targets)
-    return inputs[whole], targets[whole]
+    whole = np.isfinite(loads).all(axis=1) & np.isfinite(targets)
+    inputs = np.stack([loads[whole], np.sin(angle[whole]), np.cos(angle[whole])], axis=2)
+    return inputs.astype(np.float32), targets[whole]
 
 
 def standardise(kwh: Series, training: Sequence[slice]) -> Series:
@@ -158,12 +166,12 @@ def standardise(kwh: Series, training: Sequence[slice]) -> Series:
 def split(readings: Readings, plan: Plan) -> Split:
     """A site is a household in a window (`NAME-wN`), window by window; sites without a training record are left out."""
     parts = plan.parts(readings.kwh.shape[1])
-    series = standardise(readings.kwh, [training for training, _ in parts])
+    series, hours = standardise(readings.kwh, [training for training, _ in parts]), readings.hours()
     sites: list[str] = []
     halves: tuple[list[Dataset], list[Dataset]] = ([], [])
     for window, both in enumerate(parts):
         for row, household in zip(series, readings.households, strict=True):
-            cut = [records(row[part], plan) for part in both]
+            cut = [records(row[part], hours[part], plan) for part in both]
             if not len(cut[0][1]):
                 continue
             for half, (x, y) in zip(halves, cut, strict=True):
@@ -171,7 +179,7 @@ def split(readings: Readings, plan: Plan) -> Split:
             sites.append(f"{household.lower()}-w{window}")
     if not sites:
         raise DataError("load: no household has a training record; use fewer windows or other data")
-    return Split(pool(halves[0]), pool(halves[1]), 0, (plan.length,), tuple(sites))
+    return Split(pool(halves[0]), pool(halves[1]), 0, (plan.length, FEATURES), tuple(sites))
 
 
 def day_share(readings: Readings) -> NDArray[np.float64]:

@@ -115,22 +115,22 @@ def mobilecnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 class Lstm(nn.Module):
-    """One LSTM layer over a series of numbers, and a linear head on its last state."""
+    """One LSTM layer over a series of numbers or of vectors, and a linear head on its last state."""
 
-    def __init__(self, outputs: int, hidden: int = LSTM_HIDDEN) -> None:
+    def __init__(self, features: int, outputs: int, hidden: int = LSTM_HIDDEN) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(1, hidden, batch_first=True)
+        self.lstm = nn.LSTM(features, hidden, batch_first=True)
         self.out = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.lstm(x.unsqueeze(2))
+        states, _ = self.lstm(x if x.dim() == 3 else x.unsqueeze(2))
         forecast: Tensor = self.out(states[:, -1])
         return forecast
 
 
 def lstm(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """An LSTM over the series, whatever its length."""
-    return Lstm(outputs)
+    return Lstm(shape[1] if len(shape) == 2 else 1, outputs)
 
 
 BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {

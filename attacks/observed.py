@@ -1,0 +1,54 @@
+"""What an attacker reads of a run: the server's own view, round by round, and nothing of the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.errors import TranscriptError
+from fl_privacy.transcript.read import View
+
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One round: the model that was sent, the rows that came back, their labels, and who answered in any order."""
+
+    round: int
+    model: NDArray[np.float32]
+    rows: Matrix
+    tiers: tuple[str, ...]
+    answered: frozenset[str]
+
+    def buckets(self) -> list[NDArray[np.int64]]:
+        """Rows of the same label: the server cannot tell more of what was mixed with what."""
+        tiers = np.array(self.tiers)
+        return [np.flatnonzero(tiers == tier) for tier in sorted(set(self.tiers), key=budget)]
+
+
+def budget(tier: str) -> float:
+    """A label as the epsilon it stands for; an update without one has no noise."""
+    return float(tier) if tier else float("inf")
+
+
+def observe(view: View) -> list[Observation]:
+    """All rounds of a view; an error if it holds no updates to attack."""
+    seen = [_one(view, number) for number in view.rounds]
+    if not seen:
+        raise TranscriptError(f"{view.folder}: holds no round; let the run finish one first")
+    return seen
+
+
+def _one(view: View, number: int) -> Observation:
+    arrays, tiers = view.round(number)
+    if "updates" not in arrays or "model" not in arrays:
+        raise TranscriptError(
+            f"{view.folder}: round {number} has no updates; this attack needs a run with route server or shuffler"
+        )
+    rows = arrays["updates"]
+    labels = tuple(str(tier) for tier in tiers) if len(tiers) == len(rows) else ("",) * len(rows)
+    names = frozenset(e["name"] for e in view.events(number) if e.get("kind") == "receipt" and e["status"] == "done")
+    return Observation(number, arrays["model"], rows, labels, names)

@@ -1,0 +1,180 @@
+"""The Privacy Inference Attack of IntraShuffler (Section 5) and stronger measures, on what the server saw.
+
+Denoise every update by its privacy label, tell the attribute of the site behind it, link updates of one site across
+rounds. A row that was mixed from several sites has no owner, so that these fail on it by construction; therefore also
+what can still be done: put updates together again, tell a bucket's attributes from its sum, a site's presence from the
+rounds it was known to be in, and the least noisy site of a merged bucket from its variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.cluster import KMeans
+
+from attacks import auxiliary, linkage, surrogate, unmixing
+from attacks.denoiser import Denoiser, learn
+from attacks.observed import Observation, observe
+from fl_privacy.config import Federation, Ldp
+from fl_privacy.dp import ldp
+from fl_privacy.transcript.read import View
+
+NAME = "privacy-inference"
+ROUNDS = 5  # at whose models auxiliary updates are made
+TAKEN_APART = 10  # rounds whose buckets are put together again
+CACHED = 8  # bits: choices name rows of a bucket
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Knowledge:
+    """What the attacker has beside the view: the public protocol, and data of its own that no site has."""
+
+    federation: Federation
+    data_dir: Path | None = None
+    progress: Progress = lambda step: None
+    _made: tuple[Array, NDArray[np.float32], Ints] | None = field(default=None, repr=False)
+
+    def clean(self, seen: list[Observation]) -> tuple[NDArray[np.float32], Ints]:
+        """Clean updates of the auxiliary sites at some rounds' models, (rounds, sites, parameters), and attributes."""
+        if self._made is None:
+            own = auxiliary.gather(self.federation, self.data_dir, self.federation.seed)
+            trainer = auxiliary.Trainer(self.federation, own)
+            chosen = spread(seen, ROUNDS)
+            made = []
+            for number, one in enumerate(chosen):
+                self.progress(f"auxiliary updates, model {number + 1} of {len(chosen)}")
+                made.append(self._clipped(trainer.updates(one.model, one.round)))
+            self._made = np.array([one.round for one in chosen], float), np.stack(made), own.labels
+        return self._made[1], self._made[2]
+
+    def _clipped(self, updates: NDArray[np.float32]) -> NDArray[np.float32]:
+        privatise = self.federation.privatise
+        return np.stack([ldp.clip(u, privatise.clip) for u in updates]) if isinstance(privatise, Ldp) else updates
+
+
+@dataclass(frozen=True)
+class BucketFinding:
+    """What was found of one bucket; `rows` are its rows in the round, choices are among them."""
+
+    round: int  # index of the round in the view
+    rows: Ints
+    composition: Array
+    least_noisy: Ints
+    reassembled: Ints | None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything the attack says. Arrays over all rows of all rounds, in the view's order, unless said otherwise."""
+
+    seen: list[Observation]
+    denoiser: Denoiser
+    classes: tuple[int, ...]
+    rounds: Ints  # index of the round
+    denoised: Array
+    predicted: Ints
+    clusters: Ints
+    linked: Ints
+    linked_raw: Ints
+    buckets: list[BucketFinding]
+    present: tuple[list[str], Array, Ints]
+
+
+def spread(seen: list[Observation], count: int) -> list[Observation]:
+    """So many rounds, evenly over the run."""
+    return [seen[i] for i in sorted({round(i) for i in np.linspace(0, len(seen) - 1, count)})]
+
+
+def run(view: View, knowledge: Knowledge, seed: int = 0) -> Findings:
+    """The attack: of the run it reads this view alone."""
+    seen, rng = observe(view), np.random.default_rng(seed)
+    clean, labels = knowledge.clean(seen)
+    knowledge.progress("denoiser, surrogate, linkage")
+    denoiser = learn(clean.reshape(-1, clean.shape[2]), seen)
+    examples = surrogate.Examples(np.asarray(clean @ denoiser.directions, np.float64), labels)
+    denoised = [_denoise(one, denoiser) for one in seen]
+    relative = [rows - rows.mean(axis=0) for rows in denoised]
+    rounds = np.repeat(np.arange(len(seen)), [len(rows) for rows in denoised])
+    features = np.concatenate(relative)
+    classes = tuple(int(label) for label in np.unique(labels))
+    raw = np.concatenate([one.rows - one.rows.mean(axis=0) for one in seen])
+    return Findings(
+        seen,
+        denoiser,
+        classes,
+        rounds,
+        np.concatenate(denoised),
+        _predict(seen, relative, examples, denoiser, rng),
+        KMeans(len(classes), n_init=4, random_state=seed).fit_predict(linkage.unit(features)),
+        linkage.nearest(features, rounds),
+        linkage.nearest(raw, rounds),
+        _buckets(seen, examples, denoiser, classes, clean, knowledge.progress, rng),
+        linkage.presence(relative, [one.answered for one in seen]),
+    )
+
+
+def _denoise(one: Observation, denoiser: Denoiser) -> Array:
+    made = np.empty((len(one.rows), len(denoiser.energy)))
+    for tier in set(one.tiers):
+        rows = [i for i, label in enumerate(one.tiers) if label == tier]
+        made[rows] = denoiser(one.rows[rows], tier)
+    return made
+
+
+def _predict(
+    seen: list[Observation],
+    relative: list[Array],
+    examples: surrogate.Examples,
+    denoiser: Denoiser,
+    rng: np.random.Generator,
+) -> Ints:
+    """The attribute of the site behind every row."""
+    trained = {tier: surrogate.attributes(examples, denoiser, tier, rng) for tier in sorted(denoiser.noise)}
+    said = [
+        trained[tier].predict(features[None])[0]
+        for one, rows in zip(seen, relative, strict=True)
+        for tier, features in zip(one.tiers, rows, strict=True)
+    ]
+    return np.array(said, np.int64)
+
+
+def _buckets(
+    seen: list[Observation],
+    examples: surrogate.Examples,
+    denoiser: Denoiser,
+    classes: tuple[int, ...],
+    clean: NDArray[np.float32],
+    progress: Progress,
+    rng: np.random.Generator,
+) -> list[BucketFinding]:
+    """Composition of every bucket; its updates put together again in some rounds."""
+    found, readers = [], {}
+    apart = {one.round for one in spread(seen, TAKEN_APART)}
+    progress("buckets taken apart")
+    for index, one in enumerate(seen):
+        for rows in one.buckets():
+            tier, size = one.tiers[rows[0]], len(rows)
+            noise = denoiser.noise[tier]
+            if (tier, size) not in readers:
+                readers[tier, size] = surrogate.composition(examples, denoiser, size, noise, classes, rng)
+            mean = one.rows[rows].mean(axis=0, keepdims=True) @ denoiser.directions
+            everyone = one.rows.mean(axis=0, keepdims=True) @ denoiser.directions
+            feature = denoiser.shrink(mean, noise / size) - denoiser.shrink(everyone, 0)
+            shares = readers[tier, size].predict(feature)[0]
+            choice = None
+            if one.round in apart and size > 1:
+                near = int(np.argmin([abs(a - index) for a in np.linspace(0, len(seen) - 1, len(clean))]))
+                templates = clean[near, rng.choice(clean.shape[1], size, replace=size > clean.shape[1])]
+                choice = unmixing.reassemble(one.rows[rows], tier, denoiser, templates)
+            found.append(
+                BucketFinding(index, rows, np.atleast_1d(shares), unmixing.least_noisy(one.rows[rows])[0], choice)
+            )
+    return found

@@ -1,0 +1,221 @@
+"""How well the Privacy Inference Attack did: every measure with the value that knowing nothing would give."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import adjusted_rand_score, roc_auc_score
+from sklearn.model_selection import GroupKFold, cross_val_score
+
+from attacks import linkage, surrogate
+from attacks.privacy_inference import BucketFinding, Findings
+from attacks.truth import RoundTruth, Truth, shares
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+TIERS = {"epsilon<=1": (0.0, 1.0), "1<epsilon<=4": (1.0, 4.0), "epsilon>4": (4.0, np.inf)}
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A value, what chance gives, and the value for groups of updates (by the true budget of their site)."""
+
+    value: float
+    chance: float | None = None
+    groups: dict[str, float] = field(default_factory=dict)
+
+
+def score(findings: Findings, truth: Truth) -> dict[str, Any]:
+    """All measures by name, and the curve of recovered cosine over the budgets."""
+    rows = _Rows(findings, truth)
+    measures = {
+        **_cosines(findings, truth, rows),
+        **_attributes(findings, truth, rows),
+        **_links(findings, rows),
+        **_unmixing(findings, truth),
+        **_presence(findings, truth),
+    }
+    return {
+        "measures": {name: asdict(measure) for name, measure in measures.items()},
+        "curves": {"cosine_by_epsilon": rows.curve},
+    }
+
+
+class _Rows:
+    """The truth about every row of every round, in the findings' order."""
+
+    def __init__(self, findings: Findings, truth: Truth) -> None:
+        self.site = np.concatenate([one.sites[one.owners] for one in truth.rounds])
+        self.label = truth.labels[self.site]
+        budgets = [site.epsilon for site in truth.federation.sites]
+        self.epsilon = np.array([np.inf if e is None else e for e in budgets])[self.site]
+        # A household stands behind several sites: a probe must not know it from another window.
+        self.group = self.site // _windows(truth)
+        self.curve: dict[str, float] = {}
+
+    def by_tier(self, values: Array) -> dict[str, float]:
+        inside = {name: (self.epsilon > low) & (self.epsilon <= high) for name, (low, high) in TIERS.items()}
+        return {name: float(values[mask].mean()) for name, mask in inside.items() if mask.any()}
+
+
+def _windows(truth: Truth) -> int:
+    from fl_privacy.tasks.catalog import LCL_WINDOWS
+
+    return LCL_WINDOWS if truth.federation.task.dataset == "lcl" else 1
+
+
+def _cosines(findings: Findings, truth: Truth, rows: _Rows) -> dict[str, Measure]:
+    """Received and denoised updates against the clean ones; chance: against another site's clean one."""
+    raw, own, other, start = [], [], [], 0
+    for seen, one in zip(findings.seen, truth.rounds, strict=True):
+        denoised = linkage.unit(findings.denoised[start : start + len(seen.rows)])
+        start += len(seen.rows)
+        clean = linkage.unit(one.clean.astype(np.float64))
+        recovered = denoised @ (clean @ findings.denoiser.directions).T
+        received = linkage.unit(seen.rows.astype(np.float64)) @ clean.T
+        index = np.arange(len(seen.rows))
+        raw.append(received[index, one.owners])
+        own.append(recovered[index, one.owners])
+        other.append((recovered.sum(axis=1) - own[-1]) / max(1, recovered.shape[1] - 1))
+    cosine, chance = np.concatenate(own), float(np.concatenate(other).mean())
+    budgets = [e for e in np.unique(rows.epsilon) if np.isfinite(e)]
+    curve = [float(cosine[rows.epsilon == e].mean()) for e in budgets]
+    rows.curve.update({f"{e:g}": value for e, value in zip(budgets, curve, strict=True)})
+    made = {
+        "cossim_raw": Measure(float(np.concatenate(raw).mean()), 0.0),
+        "cossim": Measure(float(cosine.mean()), chance, rows.by_tier(cosine)),
+    }
+    if len(budgets) > 1:
+        at = np.log2(budgets)
+        area = float(np.trapezoid(curve, at) / (at[-1] - at[0]))
+        made |= {"cos_auc": Measure(area, chance), "delta_cos": Measure(curve[-1] - curve[0], 0.0)}
+    return made
+
+
+def _attributes(findings: Findings, truth: Truth, rows: _Rows) -> dict[str, Measure]:
+    """Attributes of sites, told and probed; chance: always naming the most frequent one."""
+    right = (findings.predicted == rows.label).astype(float)
+    frequent = float(np.bincount(rows.label).max() / len(rows.label))
+    made = {
+        "surrogate_accuracy": Measure(float(right.mean()), frequent),
+        "surrogate_by_bucket": Measure(float(right.mean()), frequent, rows.by_tier(right)),
+        "ari": Measure(float(adjusted_rand_score(rows.label, findings.clusters)), 0.0),
+    }
+    for name, features in (("linear_separability", findings.denoised), ("linear_separability_raw", None)):
+        found = _probe(_relative(findings, features), rows)
+        if found is not None:
+            made[name] = Measure(found, frequent)
+    return made | _compositions(findings, truth)
+
+
+def _relative(findings: Findings, features: Array | None) -> Array:
+    """Features of all rows less their round's mean; without any, the received rows along the same directions."""
+    if features is None:
+        features = np.concatenate([one.rows @ findings.denoiser.directions for one in findings.seen]).astype(float)
+    made = features.copy()
+    for index in np.unique(findings.rounds):
+        inside = findings.rounds == index
+        made[inside] -= made[inside].mean(axis=0)
+    return made
+
+
+def _probe(features: Array, rows: _Rows) -> float | None:
+    """Cross-validated accuracy of a linear classifier that is given true labels; no site is in two folds."""
+    folds = min(FOLDS, len(np.unique(rows.group)))
+    splits = list(GroupKFold(folds).split(features, rows.label, rows.group)) if folds > 1 else []
+    if not splits or any(len(np.unique(rows.label[train])) < 2 for train, _ in splits):
+        return None
+    return float(cross_val_score(surrogate.classifier(), features, rows.label, cv=splits).mean())
+
+
+def _compositions(findings: Findings, truth: Truth) -> dict[str, Measure]:
+    """Correlation of a bucket's told and true shares of each attribute, over all buckets."""
+    told, true = [], []
+    for bucket in findings.buckets:
+        one = truth.rounds[bucket.round]
+        labels = truth.labels[one.sites[one.owners[bucket.rows]]]
+        told.append(bucket.composition)
+        true.append([np.mean(labels == label) for label in findings.classes])
+    one, two = np.array(told), np.array(true)
+    moving = (one.std(axis=0) > 0) & (two.std(axis=0) > 0)
+    if not moving.any():
+        return {}
+    found = [np.corrcoef(one[:, k], two[:, k])[0, 1] for k in np.flatnonzero(moving)]
+    return {"bucket_attribute": Measure(float(np.mean(found)), 0.0)}
+
+
+def _links(findings: Findings, rows: _Rows) -> dict[str, Measure]:
+    """Top-1 accuracy over updates that have a match among their candidates; chance: a candidate at random."""
+    allowed = linkage.candidates(findings.rounds)
+    same = allowed & (rows.site[:, None] == rows.site[None, :])
+    queries = np.flatnonzero(same.any(axis=1))
+    if not len(queries):
+        return {}
+    chance = float((same[queries].sum(axis=1) / allowed[queries].sum(axis=1)).mean())
+    made = {}
+    for name, linked in (("linkage", findings.linked), ("linkage_raw", findings.linked_raw)):
+        right = rows.site[linked[queries]] == rows.site[queries]
+        made[name] = Measure(float(right.mean()), chance)
+    return made
+
+
+def _unmixing(findings: Findings, truth: Truth) -> dict[str, Measure]:
+    """Share of a site's coordinates that was put together again; and of the least noisy site of merged buckets."""
+    rebuilt, chances, picked, cosines, luck = [], [], [], [], []
+    for bucket in findings.buckets:
+        one = truth.rounds[bucket.round]
+        sources = one.sources[bucket.rows]
+        if bucket.reassembled is not None:
+            rebuilt.append(_largest(bucket.reassembled, sources, len(one.sites)))
+            chances.append(_largest(_mixed(sources), sources, len(one.sites)))
+        budgets = _budgets(bucket, one, truth)
+        if len(np.unique(budgets)) > 1:
+            target = one.owners[bucket.rows][int(np.argmax(budgets))]
+            taken = np.take_along_axis(sources, bucket.least_noisy[None, :], axis=0)[0]
+            values = findings.seen[bucket.round].rows[bucket.rows][bucket.least_noisy, np.arange(sources.shape[1])]
+            sent = one.sent[target]
+            picked.append(float((taken == target).mean()))
+            cosines.append(float(values @ sent / (np.linalg.norm(values) * np.linalg.norm(sent))))
+            luck.append(1 / len(bucket.rows))
+    made = {}
+    if rebuilt:
+        made["reassigned"] = Measure(float(np.mean(rebuilt)), float(np.mean(chances)))
+    if picked:
+        made["unmixed_fraction"] = Measure(float(np.mean(picked)), float(np.mean(luck)))
+        made["unmixed_cosine"] = Measure(float(np.mean(cosines)), float(np.mean(luck)))
+    return made
+
+
+def _budgets(bucket: BucketFinding, one: RoundTruth, truth: Truth) -> Array:
+    """The true budgets of the sites in a bucket."""
+    sites = one.sites[one.owners[bucket.rows]]
+    return np.array([truth.federation.sites[s].epsilon or np.inf for s in sites])
+
+
+def _largest(choice: Ints, sources: NDArray[np.int16], participants: int) -> float:
+    """Mean share of the site that each rebuilt row is best taken for, each site once."""
+    found = shares(np.take_along_axis(sources, choice, axis=0), participants)
+    rows, columns = linear_sum_assignment(found, maximize=True)
+    return float(found[rows, columns].mean())
+
+
+def _mixed(sources: NDArray[np.int16]) -> Ints:
+    """Choices made blindly."""
+    return np.argsort(np.random.default_rng(0).random(sources.shape), axis=0)
+
+
+def _presence(findings: Findings, truth: Truth) -> dict[str, Measure]:
+    """Area under the curve of telling the later rounds with a site from those without it."""
+    names, scores, rounds = findings.present
+    index = {name: k for k, name in enumerate(truth.federation.site_names)}
+    found = []
+    for column, name in enumerate(names):
+        there = np.array([index[name] in truth.rounds[t].sites for t in rounds])
+        if there.any() and not there.all():
+            found.append(roc_auc_score(there, scores[:, column]))
+    return {"presence": Measure(float(np.mean(found)), 0.5)} if found else {}

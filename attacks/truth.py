@@ -1,0 +1,95 @@
+"""What really happened in a run, for scoring: never given to an attack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from attacks.auxiliary import above_median
+from attacks.observed import Observation
+from fl_privacy.config import Federation
+from fl_privacy.errors import TranscriptError
+from fl_privacy.tasks import lcl
+from fl_privacy.tasks.workload import Workload
+from fl_privacy.transcript.read import Run
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RoundTruth:
+    """Who took part (index of site), the noisy and clean update of each, and the origin of every received value.
+
+    `sources[r, c]` is the participant whose value stands in row r at coordinate c. `owners[r]` is the participant that
+    row r has most of: a whole update's sender, or an arbitrary member of the bucket for a mixture.
+    """
+
+    sites: Ints
+    sent: NDArray[np.float32]
+    clean: NDArray[np.float32]
+    sources: NDArray[np.int16]
+    owners: Ints
+
+
+@dataclass(frozen=True)
+class Truth:
+    """All rounds, and the attribute of every site of the federation."""
+
+    federation: Federation
+    rounds: list[RoundTruth]
+    labels: Ints
+
+
+def reveal(run: Run, seen: list[Observation], data_dir: Path | None) -> Truth:
+    """The truth of a run that was made with `audit: true`."""
+    federation = Federation.model_validate(run.manifest["config"])
+    if not federation.audit or not run.sites:
+        raise TranscriptError(f"{run.path}: holds no truth to score against; record the run with `audit: true`")
+    return Truth(federation, [_round(run, federation, one) for one in seen], labels(federation, data_dir))
+
+
+def _round(run: Run, federation: Federation, one: Observation) -> RoundTruth:
+    observer = "shuffler" if federation.route.kind == "shuffler" else "server"
+    view = run.view(observer)
+    named = sorted((e["row"], e["name"]) for e in view.events(one.round) if "row" in e)
+    names = [name for _, name in named]
+    sent = view.round(one.round).arrays["updates"]
+    clean = np.stack([run.truth(name).round(one.round).arrays["update"] for name in names])
+    sites = np.array([federation.site_names.index(name) for name in names])
+    sources = origins(one.rows, sent)
+    return RoundTruth(sites, sent, clean, sources, _owners(sources))
+
+
+def origins(rows: NDArray[np.float32], sent: NDArray[np.float32]) -> NDArray[np.int16]:
+    """Which sent row every received value is from: by rank in its column, for a shuffle only permutes columns."""
+    found = np.empty(rows.shape, np.int16)
+    np.put_along_axis(found, np.argsort(rows, axis=0), np.argsort(sent, axis=0).astype(np.int16), axis=0)
+    return found
+
+
+def shares(sources: NDArray[np.int16], participants: int) -> NDArray[np.float64]:
+    """How much of each row is from each participant."""
+    return np.stack([np.bincount(row, minlength=participants) for row in sources]) / sources.shape[1]
+
+
+def _owners(sources: NDArray[np.int16]) -> Ints:
+    rows, columns = linear_sum_assignment(shares(sources, len(sources)), maximize=True)
+    owners = np.empty(len(rows), np.int64)
+    owners[rows] = columns
+    return owners
+
+
+def labels(federation: Federation, data_dir: Path | None) -> Ints:
+    """The attribute of every site: the household's behaviour, or the class that most of its records have."""
+    if federation.task.dataset == "lcl" and federation.task.partition.kind == "by-site":
+        return lcl.behaviour(data_dir)[: len(federation.sites)]
+    work = Workload(federation, data_dir)
+    parts = [work.site_data(name) for name in federation.site_names]
+    if federation.task.dataset == "lcl":
+        behaviour = lcl.behaviour(data_dir)
+        return above_median([behaviour[part.site].mean() for part in parts])
+    return np.array([np.bincount(part.y).argmax() for part in parts])
