@@ -34,7 +34,9 @@ def gather(federation: Federation, data_dir: Path | None, seed: int) -> Auxiliar
     """What the attacker has for this federation's task."""
     if federation.task.dataset == "lcl":
         found = lcl.auxiliary(data_dir)
-        parts = [found.split.train.take(np.flatnonzero(found.split.train.site == s)) for s in range(len(found.behaviour))]
+        parts = [
+            found.split.train.take(np.flatnonzero(found.split.train.site == s)) for s in range(len(found.behaviour))
+        ]
         if federation.task.partition.kind != "by-site":
             return _remixed(parts, found.behaviour, seed)
         return Auxiliary(tuple(parts), found.behaviour)
@@ -58,7 +60,9 @@ def _drawn(records: Dataset, classes: int, size: int, alpha: float | None, seed:
     for _ in range(SITES):
         shares = rng.dirichlet([alpha] * classes) if alpha is not None else np.full(classes, 1 / classes)
         counts = rng.multinomial(size, shares)
-        rows = np.concatenate([rng.choice(found, count) for found, count in zip(by_class, counts, strict=True) if count])
+        rows = np.concatenate(
+            [rng.choice(found, count) for found, count in zip(by_class, counts, strict=True) if count]
+        )
         sites.append(records.take(rng.permutation(rows)))
         labels.append(int(counts.argmax()))
     return Auxiliary(tuple(sites), np.array(labels))

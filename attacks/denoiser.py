@@ -18,6 +18,7 @@ Matrix = NDArray[np.float32]
 Array = NDArray[np.float64]
 
 DIRECTIONS = 256
+LEADING = 32  # directions that a classifier of few examples can bear
 NEGLIGIBLE = 1e-10  # of the strongest direction's energy
 
 
@@ -35,6 +36,13 @@ class Denoiser:
 
     def shrink(self, components: Array, noise: float) -> Array:
         return components * (self.energy / (self.energy + noise))
+
+    def likelihood(self, rows: Matrix, tier: str) -> float:
+        """How likely rows are under the denoiser's model, up to a constant that no rearrangement of them changes."""
+        noise = max(self.noise[tier], np.finfo(np.float32).tiny)
+        along = (np.asarray(rows @ self.directions, np.float64) ** 2).sum(axis=0)
+        across = float((rows.astype(np.float64) ** 2).sum()) - along.sum()
+        return -float((along / (self.energy + noise)).sum()) - max(0.0, across) / noise
 
     def vectors(self, components: Array) -> Matrix:
         """Components back as updates."""

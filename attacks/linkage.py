@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,22 +31,39 @@ def nearest(features: Array, rounds: Ints) -> Ints:
     return np.where(allowed.any(axis=1), similarity.argmax(axis=1), -1)
 
 
-def presence(features: Sequence[Array], answered: Sequence[frozenset[str]]) -> tuple[list[str], Array, Array]:
-    """Whether a site took part, told from the updates alone: sites, scores and truth-free mask, one row a later round.
+def presence(
+    rows: Sequence[Array], invited: Sequence[frozenset[str]], mine: Callable[[int, str], Ints]
+) -> tuple[list[str], Array, Ints]:
+    """How much every later round looks as if a site were in it: sites, scores (rounds, sites), and the rounds.
 
-    From the first half of the rounds, whose participants are known, a site's trace is the mean update of the rounds
-    with it less that of the rounds without it. In a later round its score is the largest projection of a row on the
-    trace; rows that are mixtures all have about the same.
+    The participants of the first half are known. A site's trace is the pair of rows, from two rounds it was in, that
+    resemble each other most; a later round's score is the largest cosine of a row with the trace. `mine(round, site)`
+    are the rows that the site's public budget allows to be its own.
     """
-    half = len(features) // 2
-    means = np.array([rows.mean(axis=0) for rows in features])
-    known = sorted(set().union(*answered[:half]))
-    traces = []
-    for name in known:
-        inside = np.array([name in names for names in answered[:half]])
-        without = means[:half][~inside].mean(axis=0) if not inside.all() else np.zeros(means.shape[1])
-        traces.append(means[:half][inside].mean(axis=0) - without)
-    template = unit(np.array(traces))
-    scores = np.array([(rows @ template.T).max(axis=0) for rows in features[half:]])
-    usable = np.array([not all(name in names for names in answered[:half]) for name in known])
-    return [n for n, u in zip(known, usable, strict=True) if u], scores[:, usable], np.arange(half, len(features))
+    half = len(rows) // 2
+    units = [unit(found) for found in rows]
+    names, traces = [], []
+    for name in sorted(set().union(*invited[:half])):
+        there = [t for t in range(half) if name in invited[t] and len(mine(t, name))]
+        if len(there) > 1:
+            names.append(name)
+            traces.append(_trace([units[t][mine(t, name)] for t in there]))
+    later = np.arange(half, len(rows))
+    scores = np.full((len(later), len(names)), -1.0)
+    for at, t in enumerate(later):
+        for column, name in enumerate(names):
+            if len(own := mine(int(t), name)):
+                scores[at, column] = (units[t][own] @ traces[column]).max()
+    return names, scores, later
+
+
+def _trace(groups: list[Array]) -> Array:
+    """Mean of the two rows of different groups with the largest cosine."""
+    best, found = -np.inf, groups[0][0]
+    for i, one in enumerate(groups):
+        for two in groups[i + 1 :]:
+            cosines = one @ two.T
+            r, c = np.unravel_index(cosines.argmax(), cosines.shape)
+            if cosines[r, c] > best:
+                best, found = cosines[r, c], one[r] + two[c]
+    return np.asarray(unit(found[None])[0])

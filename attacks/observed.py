@@ -15,13 +15,13 @@ Matrix = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Observation:
-    """One round: the model that was sent, the rows that came back, their labels, and who answered in any order."""
+    """One round: the model that was sent, the rows that came back, their labels, and who was invited."""
 
     round: int
     model: NDArray[np.float32]
     rows: Matrix
     tiers: tuple[str, ...]
-    answered: frozenset[str]
+    invited: frozenset[str]
 
     def buckets(self) -> list[NDArray[np.int64]]:
         """Rows of the same label: the server cannot tell more of what was mixed with what."""
@@ -50,5 +50,5 @@ def _one(view: View, number: int) -> Observation:
         )
     rows = arrays["updates"]
     labels = tuple(str(tier) for tier in tiers) if len(tiers) == len(rows) else ("",) * len(rows)
-    names = frozenset(e["name"] for e in view.events(number) if e.get("kind") == "receipt" and e["status"] == "done")
+    names = frozenset(event["name"] for event in view.events(number) if event["kind"] == "invited")
     return Observation(number, arrays["model"], rows, labels, names)

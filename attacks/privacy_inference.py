@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from attacks import auxiliary, linkage, surrogate, unmixing
-from attacks.denoiser import Denoiser, learn
-from attacks.observed import Observation, observe
+from attacks.denoiser import LEADING, Denoiser, learn
+from attacks.observed import Observation, budget, observe
 from fl_privacy.config import Federation, Ldp
 from fl_privacy.dp import ldp
 from fl_privacy.transcript.read import View
@@ -26,7 +26,6 @@ from fl_privacy.transcript.read import View
 NAME = "privacy-inference"
 ROUNDS = 5  # at whose models auxiliary updates are made
 TAKEN_APART = 10  # rounds whose buckets are put together again
-CACHED = 8  # bits: choices name rows of a bucket
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -117,8 +116,19 @@ def run(view: View, knowledge: Knowledge, seed: int = 0) -> Findings:
         linkage.nearest(features, rounds),
         linkage.nearest(raw, rounds),
         _buckets(seen, examples, denoiser, classes, clean, knowledge.progress, rng),
-        linkage.presence(relative, [one.answered for one in seen]),
+        _presence(seen, relative, knowledge.federation),
     )
+
+
+def _presence(seen: list[Observation], rows: list[Array], federation: Federation) -> tuple[list[str], Array, Ints]:
+    """With the rows that carry the label which the site's own budget leads to: the largest one not above it."""
+
+    def mine(index: int, name: str) -> Ints:
+        budgets = np.array([budget(tier) for tier in seen[index].tiers])
+        below = budgets[budgets <= (federation.site(name).epsilon or np.inf)]
+        return np.flatnonzero(budgets == below.max()) if len(below) else np.arange(0)
+
+    return linkage.presence(rows, [one.invited for one in seen], mine)
 
 
 def _denoise(one: Observation, denoiser: Denoiser) -> Array:
@@ -139,7 +149,7 @@ def _predict(
     """The attribute of the site behind every row."""
     trained = {tier: surrogate.attributes(examples, denoiser, tier, rng) for tier in sorted(denoiser.noise)}
     said = [
-        trained[tier].predict(features[None])[0]
+        trained[tier].predict(features[None, :LEADING])[0]
         for one, rows in zip(seen, relative, strict=True)
         for tier, features in zip(one.tiers, rows, strict=True)
     ]
@@ -165,15 +175,17 @@ def _buckets(
             noise = denoiser.noise[tier]
             if (tier, size) not in readers:
                 readers[tier, size] = surrogate.composition(examples, denoiser, size, noise, classes, rng)
+            near = round(index / max(1, len(seen) - 1) * (len(clean) - 1))
             mean = one.rows[rows].mean(axis=0, keepdims=True) @ denoiser.directions
-            everyone = one.rows.mean(axis=0, keepdims=True) @ denoiser.directions
-            feature = denoiser.shrink(mean, noise / size) - denoiser.shrink(everyone, 0)
-            shares = readers[tier, size].predict(feature)[0]
+            # What is usual at this model: the other buckets' updates, or where there are none the attacker's own.
+            several = size < len(one.rows)
+            usual = one.rows.mean(axis=0) @ denoiser.directions if several else examples.components[near].mean(axis=0)
+            feature = denoiser.shrink(mean, noise / size) - usual
+            shares = readers[tier, size].predict(feature[:, :LEADING])[0]
             choice = None
             if one.round in apart and size > 1:
-                near = int(np.argmin([abs(a - index) for a in np.linspace(0, len(seen) - 1, len(clean))]))
                 templates = clean[near, rng.choice(clean.shape[1], size, replace=size > clean.shape[1])]
-                choice = unmixing.reassemble(one.rows[rows], tier, denoiser, templates)
+                choice = unmixing.reassemble(one.rows[rows], tier, denoiser, templates, rng)
             found.append(
                 BucketFinding(index, rows, np.atleast_1d(shares), unmixing.least_noisy(one.rows[rows])[0], choice)
             )

@@ -12,8 +12,10 @@ from sklearn.metrics import adjusted_rand_score, roc_auc_score
 from sklearn.model_selection import GroupKFold, cross_val_score
 
 from attacks import linkage, surrogate
+from attacks.denoiser import LEADING
 from attacks.privacy_inference import BucketFinding, Findings
 from attacks.truth import RoundTruth, Truth, shares
+from fl_privacy.tasks.catalog import LCL_HOUSEHOLDS
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -55,7 +57,7 @@ class _Rows:
         budgets = [site.epsilon for site in truth.federation.sites]
         self.epsilon = np.array([np.inf if e is None else e for e in budgets])[self.site]
         # A household stands behind several sites: a probe must not know it from another window.
-        self.group = self.site // _windows(truth)
+        self.group = self.site % _households(truth)
         self.curve: dict[str, float] = {}
 
     def by_tier(self, values: Array) -> dict[str, float]:
@@ -63,10 +65,9 @@ class _Rows:
         return {name: float(values[mask].mean()) for name, mask in inside.items() if mask.any()}
 
 
-def _windows(truth: Truth) -> int:
-    from fl_privacy.tasks.catalog import LCL_WINDOWS
-
-    return LCL_WINDOWS if truth.federation.task.dataset == "lcl" else 1
+def _households(truth: Truth) -> int:
+    """After how many sites the same household comes again."""
+    return len(LCL_HOUSEHOLDS) if truth.federation.task.dataset == "lcl" else len(truth.federation.sites)
 
 
 def _cosines(findings: Findings, truth: Truth, rows: _Rows) -> dict[str, Measure]:
@@ -107,7 +108,7 @@ def _attributes(findings: Findings, truth: Truth, rows: _Rows) -> dict[str, Meas
         "ari": Measure(float(adjusted_rand_score(rows.label, findings.clusters)), 0.0),
     }
     for name, features in (("linear_separability", findings.denoised), ("linear_separability_raw", None)):
-        found = _probe(_relative(findings, features), rows)
+        found = _probe(_relative(findings, features)[:, :LEADING], rows)
         if found is not None:
             made[name] = Measure(found, frequent)
     return made | _compositions(findings, truth)

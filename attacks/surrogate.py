@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from attacks.denoiser import Denoiser
+from attacks.denoiser import LEADING, Denoiser
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -22,7 +22,7 @@ BUCKETS = 600  # made of auxiliary sites
 
 @dataclass(frozen=True)
 class Examples:
-    """Auxiliary updates of several rounds as components along the denoiser's directions, (rounds, sites, directions)."""
+    """Auxiliary updates of several rounds along the denoiser's directions: (rounds, sites, directions)."""
 
     components: Array
     labels: Labels
@@ -33,7 +33,7 @@ class Examples:
 
 
 def classifier() -> Any:
-    """A linear one: there are few examples and many directions."""
+    """A linear one, of the leading directions: there are few examples."""
     return make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000))
 
 
@@ -42,7 +42,7 @@ def attributes(examples: Examples, denoiser: Denoiser, tier: str, rng: np.random
     noise, features, labels = denoiser.noise[tier], [], []
     for _ in range(COPIES):
         shrunk = denoiser.shrink(examples.noisy(noise, rng), noise)
-        features.append((shrunk - shrunk.mean(axis=1, keepdims=True)).reshape(-1, shrunk.shape[2]))
+        features.append((shrunk - shrunk.mean(axis=1, keepdims=True)).reshape(-1, shrunk.shape[2])[:, :LEADING])
         labels.append(np.tile(examples.labels, len(shrunk)))
     return classifier().fit(np.concatenate(features), np.concatenate(labels))
 
@@ -57,6 +57,6 @@ def composition(
         when, members = rng.integers(rounds), rng.choice(sites, min(size, sites), replace=False)
         mean = examples.components[when, members].mean(axis=0)
         mean = mean + rng.normal(0, np.sqrt(noise / size), mean.shape)
-        features.append(denoiser.shrink(mean, noise / size) - denoiser.shrink(examples.components[when].mean(axis=0), 0))
+        features.append(denoiser.shrink(mean, noise / size) - examples.components[when].mean(axis=0))
         shares.append([np.mean(examples.labels[members] == label) for label in classes])
-    return make_pipeline(StandardScaler(), Ridge(alpha=100.0)).fit(np.array(features), np.array(shares))
+    return make_pipeline(StandardScaler(), Ridge(alpha=100.0)).fit(np.array(features)[:, :LEADING], np.array(shares))

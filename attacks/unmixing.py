@@ -12,32 +12,39 @@ from attacks.denoiser import Denoiser, Matrix
 
 Choice = NDArray[np.int64]
 STEPS = 8
-# Rows whose energies differ by more than this many standard deviations of equal Gaussian noise were left whole.
-WHOLE = 6.0
+TRIES = 8
+WHOLE = 6.0  # standard deviations beyond what blind mixing gives: the rows were left whole, or in large pieces
 
 
-def reassemble(rows: Matrix, tier: str, denoiser: Denoiser, templates: Matrix) -> Choice:
+def reassemble(rows: Matrix, tier: str, denoiser: Denoiser, templates: Matrix, rng: np.random.Generator) -> Choice:
     """Alternate between denoised rows and the assignment of every coordinate's values that fits them best.
 
-    The best assignment of n numbers to n predictions is by rank. It starts from the rows as they came (right for a weak
-    shuffle) and from templates (clean auxiliary updates); what is more coherent in the end is kept.
+    Rows that are far more likely as they came than mixed blindly were not mixed well: they are left so. Else it starts
+    from templates (clean auxiliary updates). The best assignment of n numbers to n predictions is by rank.
     """
+    centred = rows - rows.mean(axis=0)
+    as_received = np.tile(np.arange(len(rows))[:, None], rows.shape[1])
+    blind = [
+        denoiser.likelihood(np.take_along_axis(centred, _blind(rng, rows.shape), axis=0), tier) for _ in range(TRIES)
+    ]
+    if denoiser.likelihood(centred, tier) > np.mean(blind) + WHOLE * np.std(blind):
+        return as_received
     received = np.argsort(rows, axis=0)
-    best, most = np.tile(np.arange(len(rows))[:, None], rows.shape[1]), -np.inf
-    centre = rows.mean(axis=0)
-    for start in (rows, centre + templates - templates.mean(axis=0)):
-        guess = start
-        for step in range(STEPS):
-            if step or start is not rows:
-                choice = _by_rank(received, guess)
-            else:
-                choice = best
-            built = np.take_along_axis(rows, choice, axis=0)
-            guess = denoiser.vectors(denoiser(built - centre, tier)) + centre
-            coherent = float(((built - centre) @ denoiser.directions).astype(np.float64).__pow__(2).sum())
-            if coherent > most:
-                best, most = choice, coherent
+    choice = _by_rank(received, templates - templates.mean(axis=0))
+    best, most = choice, -np.inf
+    for _ in range(STEPS):
+        built = np.take_along_axis(centred, choice, axis=0)
+        likely = denoiser.likelihood(built, tier)
+        if likely <= most:
+            break
+        best, most = choice, likely
+        choice = _by_rank(received, denoiser.vectors(denoiser(built, tier)))
     return best
+
+
+def _blind(rng: np.random.Generator, shape: tuple[int, ...]) -> Choice:
+    """Every column in an order of its own."""
+    return np.argsort(rng.random(shape), axis=0)
 
 
 def _by_rank(received: Choice, predicted: Matrix) -> Choice:

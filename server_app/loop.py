@@ -136,7 +136,8 @@ class Coordinator:
         """Exactly what this server saw, and the model it held."""
         arrays = {"model": self.model, "updates": outcome.updates}
         held = {name: array for name, array in arrays.items() if array is not None}
-        self.view.record(ask.round, ask.attempt, held, outcome.tiers, outcome.receipts)
+        invited = [{"kind": "invited", "name": name} for name in sorted(ask.cohort)]
+        self.view.record(ask.round, ask.attempt, held, outcome.tiers, invited + outcome.receipts)
 
     def _evaluate(self, round: int, outcome: Outcome, seconds: float) -> None:
         metrics = self.evaluation(self.plan.run, round, self.model)
