@@ -258,7 +258,7 @@ def show(run: RunPath, as_json: Json = False) -> None:
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a transcript does not verify or a run of an audit failed, 2 to be mended, 130 interrupted."""
+    """Exit codes: 0 done, 1 a transcript does not verify or an audit has failures, 2 to be mended, 130 interrupted."""
     sys.exit(_guarded(lambda: app(standalone_mode=False)))
 
 
