@@ -183,13 +183,14 @@ def audit(
     check_data(checked, data_dir)
     folder = out_dir or Path("runs") / "audits" / checked.name
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
-    with Progress(err if as_json else out) as progress:
-        try:
+    progress = Progress(err if as_json else out)
+    try:
+        with progress:
             store, failures = execute(checked, folder, data_dir, keep_runs, progress)
-        except KeyboardInterrupt:
-            done = f"{progress.finished} of {progress.total} runs are done"
-            print(f"{done}; the same command goes on with the rest", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt:
+        done = f"{progress.finished} of {progress.total} runs are done"
+        print(f"{done}; the same command goes on with the rest", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     found = results.collect(checked, store, failures)
     report.write(folder, found)
     if as_json:

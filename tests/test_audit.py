@@ -300,9 +300,11 @@ def test_a_second_audit_in_the_same_folder_is_refused(tmp_path: Path, engine: En
 
 
 def test_a_measure_that_no_run_has_is_told(tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"title": "Plain", "cell": "plain", "measure": "leek"}]
+    rows = [{"title": "Plain", "cell": "plain", "measure": ["leek", "leak"], "group": [None, "epsilon>9"]}]
     assert audit(written(tmp_path, **with_table(rows=rows)), "--out", tmp_path / "out") == 0
-    assert "no measure 'leek'; it has accuracy, leak, loss" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "no measure 'leek'; it has accuracy, leak, loss" in printed
+    assert "no group 'epsilon>9' of leak; it has epsilon<=4, epsilon>4" in printed
 
 
 def test_a_real_run_is_attacked_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

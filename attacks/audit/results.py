@@ -120,11 +120,24 @@ def _unknown(audit: Audit, records: Records) -> list[str]:
     places = [(table.id, p) for table in audit.matrix.tables for row in table.rows for p in table.places(row)]
     found = []
     for table, place in places:
-        seen = records.get(place.cell or "")
-        if seen and place.measure and not summary(seen, place.measure, place.group)["per_seed"]:
-            there = sorted({name for r in seen.values() for names in r["measures"].values() for name in names})
-            found.append(f"{table}: cell {place.cell} has no measure {place.measure!r}; it has {', '.join(there)}")
+        seen = list(records.get(place.cell or "", {}).values())
+        if not seen or place.measure is None or any(_has(record, place) for record in seen):
+            continue
+        measure = next((m for record in seen if (m := _measure(record, place.measure)) is not None), None)
+        if measure is None:
+            what, there = (
+                f"measure {place.measure!r}",
+                {n for r in seen for names in r["measures"].values() for n in names},
+            )
+        else:
+            what, there = f"group {place.group!r} of {place.measure}", set(measure.get("groups") or {})
+        found.append(f"{table}: cell {place.cell} has no {what}; it has {', '.join(sorted(there)) or 'none'}")
     return list(dict.fromkeys(found))
+
+
+def _has(record: Mapping[str, Any], place: Place) -> bool:
+    measure = _measure(record, place.measure or "")
+    return measure is not None and (place.group is None or place.group in (measure.get("groups") or {}))
 
 
 def _cell(audit: Audit, name: str, records: Mapping[int, dict[str, Any]]) -> dict[str, Any]:

@@ -61,7 +61,11 @@ class Store:
 
     def missing(self, jobs: Sequence[Job]) -> list[Job]:
         """In order, and of several with the same federation only the first."""
-        return list({key(job): job for job in reversed(jobs) if self.read(job) is None}.values())[::-1]
+        found: dict[str, Job] = {}
+        for job in jobs:
+            if self.read(job) is None:
+                found.setdefault(key(job), job)
+        return list(found.values())
 
     def _path(self, job: Job) -> Path:
         return self._folder / f"{key(job)}.json"
