@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attacks
@@ -339,6 +339,7 @@ def test_intervals_are_students() -> None:
     assert mean_interval([0.7]) == (0.7, None)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=6), st.floats(-10, 10))
 def test_an_interval_moves_with_its_values(values: list[float], step: float) -> None:
     mean, half = mean_interval(values)
