@@ -177,17 +177,19 @@ def audit(
     from attacks.audit import report, results
     from attacks.audit.matrix import load
     from attacks.audit.progress import Progress
-    from attacks.audit.run import check_data, execute
+    from attacks.audit.run import Store, check_data, execute
 
     checked = load(matrix, reduced)
     check_data(checked, data_dir)
     folder = out_dir or Path("runs") / "audits" / checked.name
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
-    progress = Progress(err if as_json else out)
+    progress, store = Progress(err if as_json else out), Store(folder / "cells")
     try:
         with progress:
-            store, failures = execute(checked, folder, data_dir, keep_runs, progress)
+            failures = execute(checked, store, folder, data_dir, keep_runs, progress)
     except KeyboardInterrupt:
+        if progress.finished:
+            report.write(folder, results.collect(checked, store, []))
         done = f"{progress.finished} of {progress.total} runs are done"
         print(f"{done}; the same command goes on with the rest", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None

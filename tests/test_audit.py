@@ -105,7 +105,7 @@ def audit(*words: str | Path) -> int:
     return cli._guarded(lambda: cli.app(["audit", *map(str, words)], standalone_mode=False))
 
 
-ALL = [("server", 1), ("server", 2), ("shuffler", 1), ("shuffler", 2)]
+ALL = [("server", 1), ("shuffler", 1), ("server", 2), ("shuffler", 2)]
 
 
 # The matrix
@@ -118,9 +118,9 @@ def test_a_cell_changes_the_base_and_a_new_kind_leaves_nothing_of_the_old() -> N
     assert merged(base, {"route": {"level": "model"}})["route"] == {"kind": "shuffler", "level": "model"}
 
 
-def test_cells_and_seeds_are_run_in_order(tmp_path: Path) -> None:
+def test_every_cell_has_its_first_seed_before_any_has_its_second(tmp_path: Path) -> None:
     jobs = load(written(tmp_path)).jobs
-    assert [(job.cell, job.seed) for job in jobs] == [("plain", 1), ("plain", 2), ("mixed", 1), ("mixed", 2)]
+    assert [(job.cell, job.seed) for job in jobs] == [("plain", 1), ("mixed", 1), ("plain", 2), ("mixed", 2)]
     assert all(job.federation.audit and job.federation.seed == job.seed for job in jobs)
 
 
@@ -222,8 +222,8 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path: Path, engine: Engine)
     assert audit(written(tmp_path), "--out", out) == 0
     assert audit(written(tmp_path, seeds=[1, 2, 3]), "--out", out) == 0
     assert engine.ran[4:] == [("server", 3), ("shuffler", 3)]
-    second = load(written(tmp_path)).jobs[1]
-    (out / "cells" / f"{run.key(second)}.json").write_text('{"half')
+    third = load(written(tmp_path)).jobs[2]
+    (out / "cells" / f"{run.key(third)}.json").write_text('{"half')
     assert audit(written(tmp_path), "--out", out) == 0
     assert engine.ran[6:] == [("server", 2)]
 
@@ -260,20 +260,20 @@ def test_a_failure_is_recorded_and_the_others_go_on(
     assert found["failures"][0]["reason"] == "no room"
     assert "ZeroDivisionError" in found["failures"][1]["reason"]
     assert "ZeroDivisionError" in (out / "runs" / "plain-seed-2" / "traceback.txt").read_text()
-    assert engine.ran == ALL[2:]
+    assert engine.ran == [ALL[1], ALL[3]]
     report = (out / "report.md").read_text()
     assert "no room" in report
     assert "missing" in report
     engine.trouble = lambda federation: None
     assert audit(written(tmp_path), "--out", out) == 0
-    assert engine.ran[2:] == ALL[:2]
+    assert engine.ran[2:] == [ALL[0], ALL[2]]
 
 
 def test_an_interruption_keeps_what_is_done_and_nothing_half(
     tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def trouble(federation: Federation) -> None:
-        if federation.route.kind == "shuffler":
+        if federation.seed == 2:
             raise KeyboardInterrupt
 
     engine.trouble = trouble
@@ -282,6 +282,7 @@ def test_an_interruption_keeps_what_is_done_and_nothing_half(
     assert "2 of 4 runs are done; the same command goes on" in capsys.readouterr().err
     assert len(list((out / "cells").iterdir())) == 2
     assert list((out / "runs").iterdir()) == []
+    assert "2 of 4 runs are finished" in (out / "report.md").read_text()
     engine.trouble = lambda federation: None
     assert audit(written(tmp_path), "--out", out) == 0
     assert engine.ran == ALL

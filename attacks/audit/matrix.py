@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,17 +177,19 @@ def load(path: str | Path, reduced: bool = False) -> Audit:
         raise ConfigError(f"{source}: reduced: missing, and --reduced was given; add it or leave --reduced out")
     small = matrix.reduced if reduced else None
     problems = [*_unknown_cells(matrix), *_repeated(matrix)]
-    jobs: list[Job] = []
+    jobs: list[list[Job]] = []
     for name, cell in matrix.cells.items():
         if small and small.cells is not None and name not in small.cells:
             continue
         try:
-            jobs += _jobs(matrix, name, cell, small)
+            jobs.append(_jobs(matrix, name, cell, small))
         except ConfigError as error:
             problems.append(str(error))
     if problems:
         raise ConfigError(f"{source}: " + "; ".join(problems))
-    return Audit(matrix, reduced, tuple(jobs))
+    # Seed by seed: whoever stops early has every cell, with fewer seeds.
+    turns = itertools.zip_longest(*jobs)
+    return Audit(matrix, reduced, tuple(job for turn in turns for job in turn if job is not None))
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

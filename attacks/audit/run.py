@@ -97,11 +97,11 @@ def check_data(audit: Audit, data_dir: Path | None) -> None:
 
 
 def execute(
-    audit: Audit, out: Path, data_dir: Path | None, keep_runs: bool, progress: Progress
-) -> tuple[Store, list[Failure]]:
+    audit: Audit, store: Store, out: Path, data_dir: Path | None, keep_runs: bool, progress: Progress
+) -> list[Failure]:
     """Run what is missing. An interruption leaves the finished runs and nothing else."""
     with _alone(out):
-        store, failures = Store(out / "cells"), []
+        failures: list[Failure] = []
         missing = store.missing(audit.jobs)
         progress.begin(len({key(job) for job in audit.jobs}), len(missing))
         for job in missing:
@@ -123,7 +123,7 @@ def execute(
                 shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
             (out / "runs").rmdir()
-        return store, failures
+        return failures
 
 
 def _one(job: Job, folder: Path, data_dir: Path | None, progress: Progress) -> dict[str, Any]:
