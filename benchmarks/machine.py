@@ -6,23 +6,15 @@ import datetime as dt
 import os
 import platform
 from importlib.metadata import version
-from pathlib import Path
+
+from fl_privacy.report.machine import cpu
 
 
 def facts() -> dict[str, str]:
     return {
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "flwr", "grpcio", "numpy")},
         "date": dt.date.today().isoformat(),
     }
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else ():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()

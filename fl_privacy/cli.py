@@ -162,6 +162,52 @@ def preflight(
         raise typer.Exit(2)
 
 
+@app.command()
+def audit(
+    matrix: Annotated[Path, typer.Argument(help="The audit's YAML.", show_default=False)],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Where results go; default: runs/audits/NAME.", show_default=False)
+    ] = None,
+    data_dir: DataDir = None,
+    reduced: Annotated[bool, typer.Option("--reduced", help="The matrix's smaller audit.")] = False,
+    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the transcripts of new runs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run and attack every cell of a matrix: tables, figures and one JSON. A second call goes on where one ended."""
+    from attacks.audit import report, results
+    from attacks.audit.matrix import load
+    from attacks.audit.progress import Progress
+    from attacks.audit.run import Store, check_data, execute
+
+    checked = load(matrix, reduced)
+    check_data(checked, data_dir)
+    folder = out_dir or Path("runs") / "audits" / checked.name
+    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    progress, store = Progress(err if as_json else out), Store(folder / "cells")
+    try:
+        with progress:
+            failures = execute(checked, store, folder, data_dir, keep_runs, progress)
+    except KeyboardInterrupt:
+        if progress.finished:
+            report.write(folder, results.collect(checked, store, []))
+        done = f"{progress.finished} of {progress.total} runs are done"
+        print(f"{done}; the same command goes on with the rest", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    found = results.collect(checked, store, failures)
+    report.write(folder, found)
+    if as_json:
+        keys = ("name", "runs", "seconds", "failures", "unknown_measures", "tables")
+        print(json.dumps({"out": str(folder), **{key: found[key] for key in keys}}))
+    else:
+        for line in found["unknown_measures"]:
+            out.print(f"not measured   {line}", highlight=False, soft_wrap=True, markup=False)
+        for path in ("report.md", "results.json", "figures"):
+            out.print(f"see            {folder / path}", highlight=False, soft_wrap=True)
+    if failures:
+        print(f"error: {len(failures)} runs failed; the same command tries them again", file=sys.stderr)
+        raise typer.Exit(1)
+
+
 @transcript_app.command()
 def verify(
     run: RunPath,
@@ -215,7 +261,7 @@ def show(run: RunPath, as_json: Json = False) -> None:
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a transcript does not verify, 2 something to mend, 130 interrupted."""
+    """Exit codes: 0 done, 1 a transcript does not verify or an audit has failures, 2 to be mended, 130 interrupted."""
     sys.exit(_guarded(lambda: app(standalone_mode=False)))
 
 

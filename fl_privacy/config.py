@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fl_privacy.errors import ConfigError
+from fl_privacy.reading import mapping, text_of, validated
 
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 MAX_SITES = 10_000
@@ -237,26 +237,12 @@ class Federation(Model):
     @classmethod
     def load(cls, path: str | Path) -> Federation:
         """Read and validate a YAML file; every problem is one line with field, value, reason and fix."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"config {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-        return cls.parse(text, str(path))
+        return cls.parse(text_of(path), str(path))
 
     @classmethod
     def parse(cls, text: str, source: str = "config") -> Federation:
         """Validate YAML text."""
-        try:
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            reason = re.sub(r"\s+", " ", str(error))
-            raise ConfigError(f"{source}: not YAML: {reason}") from None
-        if not isinstance(values, dict):
-            raise ConfigError(f"{source}: expected keys and values, got {type(values).__name__}; see docs/config.md")
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            raise ConfigError(f"{source}: " + "; ".join(_line(e) for e in error.errors())) from None
+        return validated(cls, mapping(text, source), source)
 
     def to_yaml(self) -> str:
         """The whole federation, defaults filled in: what every process of a run reads."""
@@ -352,21 +338,6 @@ def _model_fits(f: Federation) -> str | None:
 
 
 RULES = (_names_differ, _cohort_fits, _quorum_fits, _floor_fits, _budgets_fit, _messages_fit, _model_fits)
-
-
-def _line(error: Any) -> str:
-    """One pydantic error as field, value and reason."""
-    field = ".".join(str(part) for part in error["loc"]) or "federation"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        return f"{field}: unknown key; remove it or check its spelling"
-    if error["type"] == "missing":
-        return f"{field}: missing; add it"
-    if not error["loc"]:
-        return message
-    value = repr(error.get("input"))
-    shown = value if len(value) <= 60 else value[:57] + "..."
-    return f"{field}: {shown} was given: {message[:1].lower()}{message[1:]}"
 
 
 def schema() -> dict[str, Any]:

@@ -1,0 +1,239 @@
+"""The matrix as YAML: which federations are run and attacked, and which number stands where in the report."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from fl_privacy.config import NAME, Federation, Model
+from fl_privacy.errors import ConfigError
+from fl_privacy.reading import mapping, text_of, validated
+
+PAGE = "docs/audits.md"
+# The harness sets these itself.
+OURS = {"seed": "the matrix's `seeds` set it", "audit": "it is always true here"}
+
+Name = Annotated[str, Field(pattern=NAME)]
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(min_length=1)]
+Paper = float | tuple[float, float] | str | None
+PerColumn = str | tuple[str | None, ...] | None
+
+
+class Cell(Model):
+    """A federation: what differs from `base`. It may have attacks and seeds of its own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    attacks: tuple[str, ...] | None = Field(None, description="default: the matrix's; [] runs without any")
+    seeds: Seeds | None = Field(None, description="default: the matrix's")
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Column(Model):
+    """A column's title, and whatever of cell, measure and group is the same in all its rows."""
+
+    title: str
+    cell: str | None = None
+    measure: str | None = None
+    group: str | None = None
+
+
+class Row(Model):
+    """The same for a row; a list has one entry for each column, and null leaves that place to the paper's number."""
+
+    title: str
+    cell: PerColumn = None
+    measure: PerColumn = None
+    group: PerColumn = None
+    paper: tuple[Paper, ...] = Field((), description="a number, [mean, spread], text or null for each column")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One number of a table: where it comes from, and what the paper has there."""
+
+    cell: str | None
+    measure: str | None
+    group: str | None
+    paper: Paper
+
+
+def _titled(value: Any) -> Any:
+    return {"title": value} if isinstance(value, str) else value
+
+
+class Table(Model):
+    """A table of the report, and the figure of the same name."""
+
+    id: Name
+    title: str
+    note: str = ""
+    corner: str = Field("", description="heading of the first column")
+    columns: tuple[Annotated[Column, BeforeValidator(_titled)], ...] = Field(min_length=1)
+    rows: tuple[Row, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Table:
+        for row in self.rows:
+            for field in ("cell", "measure", "group", "paper"):
+                given = getattr(row, field)
+                if isinstance(given, tuple) and given and len(given) != len(self.columns):
+                    counts = f"{len(given)} entries and the table {len(self.columns)} columns"
+                    raise ValueError(f"row {row.title!r}: {field} has {counts}; give one for each")
+            for column, place in zip(self.columns, self.places(row), strict=True):
+                for field in ("cell", "measure"):
+                    if getattr(place, field) is None and not isinstance(getattr(row, field), tuple):
+                        where = f"row {row.title!r}, column {column.title!r}"
+                        raise ValueError(f"{where}: no {field}; give the row or the column one")
+        return self
+
+    def places(self, row: Row) -> list[Place]:
+        """The numbers of a row, column by column; what the row says goes before the column's."""
+        found = []
+        for i, column in enumerate(self.columns):
+            where = {f: _at(getattr(row, f), i, getattr(column, f)) for f in ("cell", "measure", "group")}
+            found.append(Place(**where, paper=row.paper[i] if row.paper else None))
+        return found
+
+
+def _at(given: PerColumn, index: int, otherwise: str | None) -> str | None:
+    if isinstance(given, tuple):
+        return given[index]
+    return given or otherwise
+
+
+class Reduced(Model):
+    """A smaller audit of the same kind, for `--reduced`."""
+
+    seeds: Seeds | None = None
+    cells: tuple[str, ...] | None = Field(None, min_length=1, description="the cells that are run; default: all")
+    changes: dict[str, Any] = Field({}, description="federation keys that go before those of every cell")
+
+
+class Matrix(Model):
+    """An audit: cells x seeds are run, attacked and put into tables."""
+
+    name: Name
+    title: str = ""
+    note: str = ""
+    seeds: Seeds
+    attacks: tuple[str, ...] = ()
+    base: dict[str, Any] = Field({}, description="federation keys that all cells share")
+    cells: dict[Name, Cell] = Field(min_length=1)
+    measures: dict[str, str] = Field({}, description="what each measure means: the report's glossary")
+    tables: tuple[Table, ...] = ()
+    reduced: Reduced | None = None
+
+    def federation(self, cell: str, reduced: bool) -> dict[str, Any]:
+        """A cell as a federation's keys: the base, over it the cell, over it the reduction."""
+        small = self.reduced.changes if reduced and self.reduced else {}
+        return merged(merged(self.base, self.cells[cell].changes), small)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a cell with a seed."""
+
+    cell: str
+    seed: int
+    federation: Federation
+    attacks: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.cell}-seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A checked matrix, in full or reduced, and its runs in order."""
+
+    matrix: Matrix
+    reduced: bool
+    jobs: tuple[Job, ...]
+
+    @property
+    def name(self) -> str:
+        return self.matrix.name + ("-reduced" if self.reduced else "")
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(job.cell for job in self.jobs))
+
+
+def load(path: str | Path, reduced: bool = False) -> Audit:
+    """Read a matrix and check every cell of it; all problems are told at once."""
+    source = str(path)
+    matrix = validated(Matrix, mapping(text_of(path, "matrix"), source, PAGE), source)
+    if reduced and matrix.reduced is None:
+        raise ConfigError(f"{source}: reduced: missing, and --reduced was given; add it or leave --reduced out")
+    small = matrix.reduced if reduced else None
+    problems = [*_unknown_cells(matrix), *_repeated(matrix)]
+    jobs: list[list[Job]] = []
+    for name, cell in matrix.cells.items():
+        if small and small.cells is not None and name not in small.cells:
+            continue
+        try:
+            jobs.append(_jobs(matrix, name, cell, small))
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(f"{source}: " + "; ".join(problems))
+    # Seed by seed: whoever stops early has every cell, with fewer seeds.
+    turns = itertools.zip_longest(*jobs)
+    return Audit(matrix, reduced, tuple(job for turn in turns for job in turn if job is not None))
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, key by key; where the `kind` changes, nothing of the old kind stays."""
+    made = dict(below)
+    for key, value in above.items():
+        old = made.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, old.get("kind")):
+            made[key] = merged(old, value)
+        else:
+            made[key] = value
+    return made
+
+
+def _jobs(matrix: Matrix, name: str, cell: Cell, small: Reduced | None) -> list[Job]:
+    where = f"cells.{name}"
+    values = matrix.federation(name, small is not None)
+    for key, reason in OURS.items():
+        if key in values:
+            raise ConfigError(f"{where}: {key}: {reason}; remove it")
+    attacks = matrix.attacks if cell.attacks is None else cell.attacks
+    seeds = (small.seeds if small else None) or cell.seeds or matrix.seeds
+    # Not the cell's name: cells with the same federation share their runs.
+    named = {"name": matrix.name, **values, "audit": True}
+    return [Job(name, seed, validated(Federation, {**named, "seed": seed}, where), attacks) for seed in seeds]
+
+
+def _unknown_cells(matrix: Matrix) -> list[str]:
+    used = [
+        (f"tables.{table.id}: row {row.title!r}", place.cell)
+        for table in matrix.tables
+        for row in table.rows
+        for place in table.places(row)
+    ]
+    used += [("reduced.cells", name) for name in (matrix.reduced.cells or () if matrix.reduced else ())]
+    there = ", ".join(matrix.cells)
+    unknown = {(where, name) for where, name in used if name is not None and name not in matrix.cells}
+    return [f"{where}: cell {name!r} is not in the matrix; use one of {there}" for where, name in sorted(unknown)]
+
+
+def _repeated(matrix: Matrix) -> list[str]:
+    ids = [table.id for table in matrix.tables]
+    problems = [
+        f"tables: id {one!r} is there twice; give every table its own" for one in set(ids) if ids.count(one) > 1
+    ]
+    lists = [("seeds", matrix.seeds), *((f"cells.{n}.seeds", c.seeds) for n, c in matrix.cells.items())]
+    return problems + [f"{where}: a seed is there twice; remove it" for where, s in lists if s and len(set(s)) < len(s)]

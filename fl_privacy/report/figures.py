@@ -1,0 +1,97 @@
+"""Figures as SVG files. Matplotlib is imported when the first one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+WIDTH = 0.8
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its height, half of its interval, the height of chance, and a number it is compared with."""
+
+    value: float | None
+    half: float | None = None
+    chance: float | None = None
+    compared: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Bars of one colour, one for each group."""
+
+    title: str
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True)
+class Curve:
+    title: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def bars(path: Path, title: str, groups: Sequence[str], series: Sequence[Series], compared: str) -> None:
+    """Grouped bars; a dashed line is chance, a diamond what `compared` names."""
+    figure, axes = _canvas(title, width=2.5 + 0.45 * len(groups) * len(series))
+    width = WIDTH / len(series)
+    for i, one in enumerate(series):
+        middles = [g - WIDTH / 2 + width * (i + 0.5) for g in range(len(groups))]
+        _draw(axes, one, middles, width, COLOURS[i % len(COLOURS)])
+    everything = [bar for one in series for bar in one.bars]
+    if any(bar.chance is not None for bar in everything):
+        axes.plot([], [], color="black", linestyle="--", linewidth=1, label="chance")
+    if any(bar.compared is not None for bar in everything):
+        axes.plot([], [], "D", color="white", markeredgecolor="black", markersize=5, label=compared)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.axhline(0, color="black", linewidth=0.6)
+    _save(figure, axes, path)
+
+
+def _draw(axes: Any, series: Series, middles: Sequence[float], width: float, colour: str) -> None:
+    shown = [(m, bar) for m, bar in zip(middles, series.bars, strict=True) if bar.value is not None]
+    axes.bar([m for m, _ in shown], [bar.value for _, bar in shown], 0.9 * width, color=colour, label=series.title)
+    for middle, bar in zip(middles, series.bars, strict=True):
+        if bar.value is not None and bar.half is not None:
+            axes.errorbar(middle, bar.value, bar.half, color="black", capsize=3, linewidth=1)
+        if bar.chance is not None:
+            axes.hlines(bar.chance, middle - width / 2, middle + width / 2, "black", "--", linewidth=1)
+        if bar.compared is not None:
+            axes.plot(middle, bar.compared, "D", color="white", markeredgecolor="black", markersize=5)
+
+
+def curves(path: Path, title: str, x_label: str, y_label: str, found: Sequence[Curve]) -> None:
+    figure, axes = _canvas(title, width=6)
+    for i, curve in enumerate(found):
+        axes.plot(curve.x, curve.y, "o-", color=COLOURS[i % len(COLOURS)], markersize=4, label=curve.title)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    _save(figure, axes, path)
+
+
+def _canvas(title: str, width: float) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(min(max(width, 5), 12), 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Any, axes: Any, path: Path) -> None:
+    import matplotlib
+
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The same numbers give the same bytes, and text stays text.
+    with matplotlib.rc_context({"svg.hashsalt": "fl-privacy", "svg.fonttype": "none"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})
