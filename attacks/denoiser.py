@@ -39,10 +39,10 @@ class Denoiser:
 
     def likelihood(self, rows: Matrix, tier: str) -> float:
         """How likely rows are under the denoiser's model, up to a constant that no rearrangement of them changes."""
-        noise = max(self.noise[tier], np.finfo(np.float32).tiny)
+        noise = max(self.noise[tier], float(np.finfo(np.float32).tiny))
         along = (np.asarray(rows @ self.directions, np.float64) ** 2).sum(axis=0)
         across = float((rows.astype(np.float64) ** 2).sum()) - along.sum()
-        return -float((along / (self.energy + noise)).sum()) - max(0.0, across) / noise
+        return -float((along / (self.energy + noise)).sum()) - max(0.0, float(across)) / noise
 
     def vectors(self, components: Array) -> Matrix:
         """Components back as updates."""

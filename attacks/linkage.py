@@ -15,13 +15,15 @@ WINDOW = 10  # rounds before and after that hold the candidates: the closed worl
 def unit(vectors: Array) -> Array:
     """Every row at length 1; a row of zeros stays one."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    made: Array = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    return made
 
 
 def candidates(rounds: Ints) -> NDArray[np.bool_]:
     """Which updates may be linked with which: those of other rounds within the window."""
     apart = np.abs(rounds[:, None] - rounds[None, :])
-    return (apart > 0) & (apart <= WINDOW)
+    allowed: NDArray[np.bool_] = (apart > 0) & (apart <= WINDOW)
+    return allowed
 
 
 def nearest(features: Array, rounds: Ints) -> Ints:

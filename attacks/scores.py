@@ -142,11 +142,11 @@ def _compositions(findings: Findings, truth: Truth) -> dict[str, Measure]:
         labels = truth.labels[one.sites[one.owners[bucket.rows]]]
         told.append(bucket.composition)
         true.append([np.mean(labels == label) for label in findings.classes])
-    one, two = np.array(told), np.array(true)
-    moving = (one.std(axis=0) > 0) & (two.std(axis=0) > 0)
+    said, real = np.array(told), np.array(true)
+    moving = (said.std(axis=0) > 0) & (real.std(axis=0) > 0)
     if not moving.any():
         return {}
-    found = [np.corrcoef(one[:, k], two[:, k])[0, 1] for k in np.flatnonzero(moving)]
+    found = [np.corrcoef(said[:, k], real[:, k])[0, 1] for k in np.flatnonzero(moving)]
     return {"bucket_attribute": Measure(float(np.mean(found)), 0.0)}
 
 

@@ -73,7 +73,8 @@ def origins(rows: NDArray[np.float32], sent: NDArray[np.float32]) -> NDArray[np.
 
 def shares(sources: NDArray[np.int16], participants: int) -> NDArray[np.float64]:
     """How much of each row is from each participant."""
-    return np.stack([np.bincount(row, minlength=participants) for row in sources]) / sources.shape[1]
+    counts = np.stack([np.bincount(row, minlength=participants) for row in sources])
+    return np.asarray(counts / sources.shape[1], np.float64)
 
 
 def _owners(sources: NDArray[np.int16]) -> Ints:

@@ -64,4 +64,5 @@ def least_noisy(rows: Matrix) -> Choice:
     spread = (energies.max() - energies.min()) / energies.mean()
     if spread > WHOLE * np.sqrt(2 / rows.shape[1]):
         return np.full((1, rows.shape[1]), int(energies.argmin()))
-    return np.abs(rows).argmin(axis=0)[None, :]
+    nearest: Choice = np.abs(rows).argmin(axis=0)
+    return nearest[None, :]

@@ -163,6 +163,37 @@ def preflight(
 
 
 @app.command()
+def attack(
+    run: RunPath,
+    names: Annotated[list[str] | None, typer.Argument(help="Attacks; default: all there are.")] = None,
+    data_dir: DataDir = None,
+    seeds: Annotated[int, typer.Option(help="How often each attack is repeated, for its interval.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Replay attacks on a recorded run; the scores are printed and kept in the run's folder `attacks`."""
+    from attacks import ATTACKS, replay
+
+    with err.status("reading the run") as status:
+        found = replay(run, names or list(ATTACKS), data_dir, seeds, status.update)
+    (run / "attacks").mkdir(exist_ok=True)
+    for name, scored in found.items():
+        (run / "attacks" / f"{name}.json").write_text(json.dumps(scored, indent=1) + "\n")
+    if as_json:
+        print(json.dumps({"run": run.name, "attacks": found}))
+        return
+    for name, scored in found.items():
+        table = Table(title=f"{name} on {run.name}: mean of {seeds}, and what chance gives")
+        for column in ("measure", "value", "+-", "chance", "by budget"):
+            table.add_column(column, justify="left" if column in ("measure", "by budget") else "right")
+        for measure, m in scored["measures"].items():
+            groups = "  ".join(f"{group}: {value:.3f}" for group, value in m["groups"].items())
+            half = "" if m["half_interval"] is None else f"{m['half_interval']:.3f}"
+            chance = "" if m["chance"] is None else f"{m['chance']:.3f}"
+            table.add_row(measure, f"{m['value']:.3f}", half, chance, groups)
+        out.print(table)
+
+
+@app.command()
 def audit(
     matrix: Annotated[Path, typer.Argument(help="The audit's YAML.", show_default=False)],
     out_dir: Annotated[

@@ -152,7 +152,7 @@ def _attacked(job: Job, run: Path, data_dir: Path | None) -> dict[str, Any]:
     if not job.attacks:
         return {}
     # By name: the attacks load torch, which a matrix without any does not need.
-    found: dict[str, Any] = importlib.import_module("attacks").replay(run, job.attacks, data_dir)
+    found: dict[str, Any] = importlib.import_module("attacks").replay(run, job.attacks, data_dir, seeds=1)
     return found
 
 
