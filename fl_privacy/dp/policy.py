@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fl_privacy.config import Federation, Ldp
+from fl_privacy.config import Federation, NoPrivatise
 from fl_privacy.dp import gaussian
 from fl_privacy.dp.ledger import Ledger
 from fl_privacy.errors import ConfigError, FederationError
@@ -66,7 +66,7 @@ class Policy(BaseModel):
 def open_ledger(federation: Federation, site: str, state: Path) -> Ledger:
     """The ledger in a site's own folder, with the budget of its policy; without a policy it only keeps account."""
     config, terms = federation.site(site), federation.privatise
-    assert isinstance(terms, Ldp)
+    assert not isinstance(terms, NoPrivatise)
     policy = Policy.load(config.policy) if config.policy else None
     epsilon, delta = (policy.epsilon, policy.delta) if policy else (gaussian.LARGEST_EPSILON, terms.delta)
     return Ledger(state / "ledger.jsonl", epsilon, delta, site)
