@@ -219,22 +219,24 @@ def test_without_sampling_clipping_and_noise_it_is_gradient_descent() -> None:
     )
 
 
-@pytest.mark.parametrize(("epsilon", "rate", "steps"), [(1.0, 1 / 9, 18), (8.0, 1 / 5, 20), (2.0, 1 / 375, 1875)])
-def test_noise_is_that_of_other_solvers_and_keeps_the_budget(epsilon: float, rate: float, steps: int) -> None:
-    from opacus.accountants.utils import get_noise_multiplier
+# By Opacus's own solver (get_noise_multiplier, accountant prv, epsilon to 0.001), which takes ten seconds for these.
+KNOWN = {(1.0, 1 / 9, 18): 2.2144, (8.0, 1 / 5, 20): 0.8994, (2.0, 1 / 375, 1875): 0.6813}
+PRV_ERROR = 0.01
 
+
+@pytest.mark.parametrize("problem", KNOWN)
+def test_noise_is_that_of_opacus_and_keeps_the_budget(problem: tuple[float, float, int]) -> None:
+    from opacus.accountants import PRVAccountant
+
+    epsilon, rate, steps = problem
     noise = sampled.noise_multiplier(epsilon, DELTA, rate, steps)
-    known = get_noise_multiplier(
-        target_epsilon=epsilon,
-        target_delta=DELTA,
-        sample_rate=rate,
-        steps=steps,
-        accountant="prv",
-        epsilon_tolerance=0.001,
-    )
-    assert noise == pytest.approx(known, rel=0.01)
+    assert noise == pytest.approx(KNOWN[problem], rel=0.01)
     spent = compose([Charge(noise, "record", "add-or-remove", rate, steps)], DELTA)
     assert 0.99 * epsilon < spent <= epsilon
+    other = PRVAccountant()
+    other.history = [(noise, rate, steps)]
+    # What it gives is above the truth by the error that it is allowed.
+    assert other.get_epsilon(DELTA, eps_error=PRV_ERROR) - PRV_ERROR == pytest.approx(epsilon, rel=0.01)
 
 
 def test_without_sampling_noise_is_that_of_one_gaussian() -> None:
