@@ -259,7 +259,7 @@ def test_sites_of_similar_size_share_one_solution() -> None:
 def federation(tmp_path: Path, epsilon: float = 20.0, more: str = "") -> Federation:
     """Site `a` has a policy of its own."""
     policy = tmp_path / "policy.yaml"
-    policy.write_text(f"epsilon_per_round: 8\nepsilon: {epsilon}\ntasks: [digits]\n")
+    policy.write_text(f"epsilon_per_round: 8\nepsilon: {epsilon}\ntasks: [digits]\nunits: [record]\n")
     sites = f"sites: [{{name: a, epsilon: 8, policy: {policy}}}, {{name: b, epsilon: 8}}, {{name: c, epsilon: 9}}]"
     return Federation.parse(CONFIG.replace("sites: {count: 3, epsilon: 8}", sites) + more)
 
@@ -306,6 +306,11 @@ def test_a_policy_binds_and_a_site_without_records_is_named(tmp_path: Path) -> N
         Outgoing(Federation.parse(text), "site-0", tmp_path, records=288)
     with pytest.raises(FederationError, match="no records"):
         Outgoing(federation(tmp_path), "a", tmp_path, records=0)
+    made = federation(tmp_path)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(policy.read_text().replace("units: [record]\n", ""))
+    with pytest.raises(PolicyError, match="protects a record; allowed: site"):
+        Outgoing(made, "a", tmp_path, records=288)
 
 
 def test_keys_are_seeded_only_where_a_run_is_to_be_repeatable(tmp_path: Path) -> None:
