@@ -29,7 +29,7 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Hand the ticket to the worker; reply with a receipt of fixed size that carries no metric and no count."""
-    ticket = dict(message.content.config_records["ticket"])
+    ticket: dict[str, object] = dict(message.content.config_records["ticket"])
     model = message.content.array_records.get("model")
     payload = memoryview(model["vector"].data) if model else b""
     fields, update = _ask(context, ticket, payload)

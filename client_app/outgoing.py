@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.config import Federation, Ldp
-from fl_privacy.dp import ldp
+from fl_privacy.config import Federation
 from fl_privacy.dp.ledger import Ledger, LedgerError
+from fl_privacy.dp.mechanism import Mechanism, Train, mechanism
 from fl_privacy.dp.policy import Policy, open_ledger
 from fl_privacy.errors import LaunchError
 from fl_privacy.shuffle import keys
@@ -23,13 +22,14 @@ Array = NDArray[np.float32]
 class Outgoing:
     """The last step of an update at its site. Policy and ledger are the site's own, and fail closed."""
 
-    def __init__(self, federation: Federation, site: str, state: Path | None) -> None:
+    def __init__(self, federation: Federation, site: str, state: Path | None, records: int = 0) -> None:
         self._federation, self._site = federation, federation.site(site)
         if self._site.policy:
             Policy.load(self._site.policy).check(federation, site)
         self._last: tuple[str, Array] | None = None
         self.ledger: Ledger | None = None
-        if isinstance(federation.privatise, Ldp):
+        self._mechanism = mechanism(federation, self._site.epsilon, records)
+        if self._mechanism is not None:
             if state is None:
                 raise LaunchError("state: a site that privatises needs a folder for its ledger; give --state")
             self._box = state / "outgoing.npy"
@@ -40,28 +40,27 @@ class Outgoing:
         """The privacy label that the update travels under."""
         return self._site.tier if self.ledger is not None else ""
 
-    def prepare(self, run: str, round: int, attempt: str, train: Callable[[], Array]) -> Array:
+    def prepare(self, run: str, round: int, attempt: str, train: Train) -> Array:
         """The update of an attempt: made once, whatever breaks off in between."""
         name = hashlib.sha256(f"{run}\n{round}\n{attempt}".encode()).hexdigest()
         if attempt and self._last is not None and self._last[0] == name:
             return self._last[1]
-        update = train() if self.ledger is None else self._private(name, round, train, self.ledger)
+        if self._mechanism is None or self.ledger is None:
+            update = train()
+        else:
+            update = self._private(name, round, train, self._mechanism, self.ledger)
         self._last = (name, update)
         return update
 
-    def _private(self, name: str, round: int, train: Callable[[], Array], ledger: Ledger) -> Array:
-        terms, epsilon = self._federation.privatise, self._site.epsilon
-        assert isinstance(terms, Ldp)
-        assert epsilon is not None
-        charge = ldp.charge(epsilon, terms.delta)
+    def _private(self, name: str, round: int, train: Train, mechanism: Mechanism, ledger: Ledger) -> Array:
         update = self._kept(name)
         if update is None:
             if ledger.holds(name):
                 raise LedgerError("ledger: this attempt was charged and its bytes are lost; it cannot be sent again")
-            ledger.check(charge)  # before the work, not after it
-            update = ldp.privatise(train(), terms.clip, epsilon, terms.delta, self._key(round))
+            ledger.check(mechanism.charge)  # before the work, not after it
+            update = mechanism.release(train, self._key(round))
             self._keep(name, update)
-        ledger.charge(name, charge)
+        ledger.charge(name, mechanism.charge)
         return update
 
     def _key(self, round: int) -> bytes:

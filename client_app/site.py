@@ -9,7 +9,8 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.config import Federation, ServerRoute, ShardsRoute
+from fl_privacy.config import Dpsgd, Federation, ServerRoute, ShardsRoute
+from fl_privacy.dp.sampled import Private
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.launch.pki import load_key
 from fl_privacy.log import Log
@@ -48,13 +49,15 @@ class Site:
         self.federation = federation
         self.config = federation.site(name)
         self.log = log or Log(name)
-        self._outgoing = Outgoing(federation, name, state)
         find_device(self.config.device)
         self._work = workload or Workload(federation, self.config.data or data_dir)
         self._data = self._work.site_data(name)
+        if isinstance(federation.privatise, Dpsgd):
+            self._work.check_records()
+        self._outgoing = Outgoing(federation, name, state, len(self._data))
         self._keys = keys
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in middleware]
-        self._owners: NDArray[np.integer] | None = None
+        self._owners: masks.Owners | None = None
         self._cut: Array | None = None
         self._whole: Array | None = None
         self._truth = truth if federation.audit else None
@@ -139,12 +142,15 @@ class Site:
     def _update(self, run: str, round: int, attempt: str, model: Array) -> Array:
         """What leaves the site for an attempt."""
 
-        def train() -> Array:
-            update = self._work.update(model, self._data, self.config.name, round, self.config.device)
+        def fit(private: Private | None) -> Array:
+            return self._work.update(model, self._data, self.config.name, round, self.config.device, private)
+
+        def train(private: Private | None = None) -> Array:
+            update = fit(private)
             if not np.isfinite(update).all():
                 raise FederationError("training: the update is not finite; lower task.train.lr")
             if self._truth is not None:
-                self._record(run, round, attempt, update)
+                self._record(run, round, attempt, update if private is None else fit(private.clean))
             return update
 
         return self._outgoing.prepare(run, round, attempt, train)
@@ -172,7 +178,7 @@ class Site:
         self._whole = np.empty(self.parameters, np.float32) if self._whole is None else self._whole
         return masks.join(whole, self._shard_owners(), out=self._whole)
 
-    def _shard_owners(self) -> NDArray[np.integer]:
+    def _shard_owners(self) -> masks.Owners:
         if self._owners is None:
             assert isinstance(self.federation.route, ShardsRoute)
             self._owners = masks.owners(self._work.layout.size, self.federation.route.aggregators, self.federation.seed)

@@ -130,7 +130,7 @@ def plan(config: Config, as_json: Json = False) -> None:
     for b in budgets:
         text = f"epsilon {b.epsilon:g} a round, {b.composed:.3f} after {federation.rounds} rounds: {b.sites} sites"
         warning = "; only one site has it, so its label names it" if b.sites == 1 else ""
-        out.print(f"{text}, noise {b.scale:.4g} a parameter{warning}", highlight=False, soft_wrap=True)
+        out.print(f"{text}, noise {b.scale:.4g} a parameter (unit: {b.unit}){warning}", highlight=False, soft_wrap=True)
 
 
 @app.command()

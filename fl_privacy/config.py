@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,6 +79,14 @@ class Ldp(Model):
 
     kind: Literal["ldp"] = "ldp"
     clip: float = Field(1.0, gt=0, description="largest norm of an update; noise is 2 clip sigma(epsilon, delta)")
+    delta: float = Field(1e-5, gt=0, lt=1)
+
+
+class Dpsgd(Model):
+    """DP-SGD: clipped and noised in every step of local training (unit: a record; adjacency: add or remove one)."""
+
+    kind: Literal["dpsgd"] = "dpsgd"
+    clip: float = Field(1.0, gt=0, description="largest norm of one record's gradient, over the whole model")
     delta: float = Field(1e-5, gt=0, lt=1)
 
 
@@ -169,7 +178,7 @@ class FedYogi(Weighted):
     tau: float = Field(1e-3, gt=0)
 
 
-Privatise = Annotated[NoPrivatise | Ldp, Field(discriminator="kind")]
+Privatise = Annotated[NoPrivatise | Ldp | Dpsgd, Field(discriminator="kind")]
 Route = Annotated[ServerRoute | ShufflerRoute | ShardsRoute, Field(discriminator="kind")]
 Combine = Annotated[FedAvg | FedProx | FedAdam | FedYogi, Field(discriminator="kind")]
 
@@ -272,9 +281,7 @@ class Federation(Model):
 
 
 def _names_differ(f: Federation) -> str | None:
-    twice = (
-        sorted({n for n in f.site_names if f.site_names.count(n) > 1}) if len(set(f.site_names)) < len(f.sites) else []
-    )
+    twice = sorted(name for name, count in Counter(f.site_names).items() if count > 1)
     return f"sites: {twice[0]!r} is there twice; give every site its own name" if twice else None
 
 
@@ -302,7 +309,7 @@ def _budgets_fit(f: Federation) -> str | None:
     if private and missing:
         return f"sites.epsilon: {missing[0]!r} has none and privatise.kind is {f.privatise.kind!r}; give every site one"
     if isinstance(f.route, ShufflerRoute) and f.route.buckets != "none" and not private:
-        return f"route.buckets: {f.route.buckets!r} needs budgets, and privatise.kind is none; use ldp"
+        return f"route.buckets: {f.route.buckets!r} needs budgets, and privatise.kind is none; use ldp or dpsgd"
     if f.combine.weights != "equal" and not private:
         return f"combine.weights: {f.combine.weights!r} needs budgets, and privatise.kind is none; use equal"
     if f.combine.weights != "equal" and isinstance(f.route, ShardsRoute):
@@ -310,12 +317,20 @@ def _budgets_fit(f: Federation) -> str | None:
     return None
 
 
+def _records_fit(f: Federation) -> str | None:
+    """With noise inside the training, what it comes to on an update depends on the site's size, which is its own."""
+    if not isinstance(f.privatise, Dpsgd):
+        return None
+    if isinstance(f.route, ShufflerRoute) and f.route.buckets == "levelled":
+        return "route.buckets: 'levelled' needs the noise of an update, which dpsgd adds in training; use published"
+    if f.combine.weights == "precision":
+        return "combine.weights: 'precision' needs the noise of an update, which dpsgd adds in training; use epsilon"
+    return None
+
+
 def _messages_fit(f: Federation) -> str | None:
     if f.rounds_per_message > 1 and isinstance(f.route, ServerRoute):
-        return (
-            f"rounds_per_message: {f.rounds_per_message} needs a middleware to fetch models from, and route.kind is "
-            "server; use 1, or another route"
-        )
+        return f"rounds_per_message: {f.rounds_per_message} needs a middleware, and route.kind is server; use 1"
     return None
 
 
@@ -337,7 +352,7 @@ def _model_fits(f: Federation) -> str | None:
     return None
 
 
-RULES = (_names_differ, _cohort_fits, _quorum_fits, _floor_fits, _budgets_fit, _messages_fit, _model_fits)
+RULES = (_names_differ, _cohort_fits, _quorum_fits, _floor_fits, _budgets_fit, _records_fit, _messages_fit, _model_fits)
 
 
 def schema() -> dict[str, Any]:

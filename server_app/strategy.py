@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.combine import mean, optimiser, weights
-from fl_privacy.config import Federation, Ldp
+from fl_privacy.config import Federation, NoPrivatise
 from fl_privacy.errors import FederationError
 
 COHORT_STREAM = 0x434F_484F
@@ -40,7 +40,7 @@ class Strategy:
         return self.rule.step(model, mean.weighted(updates, self._weights(tiers), self.federation.reproducible))
 
     def _weights(self, tiers: Sequence[str]) -> weights.Weights | None:
-        if not isinstance(self.federation.privatise, Ldp):
+        if isinstance(self.federation.privatise, NoPrivatise):
             return None
         rule = weights.RULES[self.federation.combine.weights]
         return rule([float(tier) for tier in tiers], self.federation.privatise.delta)

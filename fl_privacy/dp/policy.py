@@ -7,10 +7,12 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fl_privacy.config import Federation, Ldp
-from fl_privacy.dp import gaussian
+from fl_privacy.config import Federation, NoPrivatise
+from fl_privacy.dp import gaussian, ldp, sampled
 from fl_privacy.dp.ledger import Ledger
 from fl_privacy.errors import ConfigError, FederationError
+
+UNITS = {"ldp": ldp.UNIT, "dpsgd": sampled.UNIT}
 
 
 class PolicyError(FederationError):
@@ -28,6 +30,7 @@ class Policy(BaseModel):
     routes: tuple[str, ...] = ("shuffler", "shards")
     tasks: tuple[str, ...] = Field(description="data sets that may be trained on")
     noise: bool = Field(True, description="whether updates must be privatised")
+    units: tuple[str, ...] = Field(("site",), description="what must be protected: the whole site, or single records")
 
     @classmethod
     def load(cls, path: Path) -> Policy:
@@ -57,6 +60,11 @@ class Policy(BaseModel):
             if self.noise:
                 raise PolicyError("policy: updates must be privatised here, and privatise.kind is none")
             return
+        unit = UNITS[federation.privatise.kind]
+        if unit not in self.units:
+            raise PolicyError(
+                f"policy: {federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
+            )
         if config.epsilon is None or config.epsilon > self.epsilon_per_round:
             raise PolicyError(
                 f"policy: epsilon {config.epsilon} a round is more than the {self.epsilon_per_round:g} allowed here"
@@ -66,7 +74,7 @@ class Policy(BaseModel):
 def open_ledger(federation: Federation, site: str, state: Path) -> Ledger:
     """The ledger in a site's own folder, with the budget of its policy; without a policy it only keeps account."""
     config, terms = federation.site(site), federation.privatise
-    assert isinstance(terms, Ldp)
+    assert not isinstance(terms, NoPrivatise)
     policy = Policy.load(config.policy) if config.policy else None
     epsilon, delta = (policy.epsilon, policy.delta) if policy else (gaussian.LARGEST_EPSILON, terms.delta)
     return Ledger(state / "ledger.jsonl", epsilon, delta, site)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.config import Federation, Ldp
+from fl_privacy.config import Federation, NoPrivatise
 from fl_privacy.dp.policy import open_ledger
 from fl_privacy.errors import LaunchError
 from fl_privacy.launch import local, simulation
@@ -118,7 +118,7 @@ def _end(tail: Tail) -> tuple[str, str] | None:
 
 def _ledgers(ground: Ground) -> list[dict[str, Any]]:
     """What every site on this machine has spent, over all runs."""
-    if not isinstance(ground.federation.privatise, Ldp):
+    if isinstance(ground.federation.privatise, NoPrivatise):
         return []
     names = ground.federation.site_names
     return [open_ledger(ground.federation, name, ground.sites / name).report() for name in names]

@@ -113,7 +113,7 @@ def fit(
     """Train the model in place and return the mean loss of the last epoch; `progress` gets each epoch and its loss."""
     if not len(data):
         raise FederationError("data: a site has no records to train on; use fewer sites or another partition")
-    x, y = _place(model, data, device)
+    x, y = place(model, data, device)
     optimiser = Sgd([w for w in model.parameters() if w.requires_grad], recipe)
     generator = torch.Generator().manual_seed(seed)
     model.train()
@@ -152,7 +152,7 @@ def evaluate(model: nn.Module, data: Dataset, device: str = "cpu") -> Metrics:
     """Accuracy (or RMSE) and mean loss over all records."""
     if not len(data):
         raise FederationError("data: there are no records to evaluate on; use another partition")
-    x, y = _place(model, data, device)
+    x, y = place(model, data, device)
     training, correct, total = model.training, 0, 0.0
     model.eval()
     with torch.no_grad(), few_threads(model):
@@ -165,7 +165,7 @@ def evaluate(model: nn.Module, data: Dataset, device: str = "cpu") -> Metrics:
     return Metrics(None, loss, math.sqrt(loss)) if data.forecast else Metrics(correct / len(data), loss)
 
 
-def _place(model: nn.Module, data: Dataset, name: str) -> tuple[Tensor, Tensor]:
+def place(model: nn.Module, data: Dataset, name: str) -> tuple[Tensor, Tensor]:
     """The model and the records on the device."""
     where = device(name)
     model.to(where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from fl_privacy.tasks.datasets import load
 from fl_privacy.tasks.partition import partition
 from fl_privacy.tasks.train import Metrics, Recipe, evaluate, fit
 
+if TYPE_CHECKING:
+    from fl_privacy.dp.sampled import Private
+
 # One file read serves all sites of one process (hundreds of them in simulation).
 _split = lru_cache(maxsize=2)(load)
 
@@ -29,7 +33,7 @@ class Workload:
     def __init__(self, federation: Federation, data_dir: Path | None = None) -> None:
         # One thread: sums come out the same on every engine, and several sites share the machine's cores.
         torch.set_num_threads(1)
-        self.federation = federation
+        self.federation, self._checked = federation, False
         task = federation.task
         self.split: Split = _split(task.dataset, data_dir)
         if task.partition.kind == "by-site":
@@ -48,13 +52,32 @@ class Workload:
         return train.take(parts[self.federation.site_names.index(site)])
 
     def update(
-        self, start: NDArray[np.float32], data: Dataset, site: str, round: int, device: str = "cpu"
+        self,
+        start: NDArray[np.float32],
+        data: Dataset,
+        site: str,
+        round: int,
+        device: str = "cpu",
+        private: Private | None = None,
     ) -> NDArray[np.float32]:
-        """Train from `start` on a site's records and return the difference."""
+        """Train from `start` on a site's records, by DP-SGD if it is to be `private`, and return the difference."""
         vector.load(self.model, start, self.layout)
-        fit(self.model, data, self.recipe, training_seed(self.federation.seed, site, round), device)
+        if private is None:
+            fit(self.model, data, self.recipe, training_seed(self.federation.seed, site, round), device)
+        else:
+            from fl_privacy.dp import dpsgd  # takes scipy, which other parties never need
+
+            dpsgd.fit(self.model, data, self.recipe, private, device)
         trained, _ = vector.flatten(self.model)
         return np.subtract(trained, start, out=trained)
+
+    def check_records(self) -> None:
+        """Refuse a model whose gradients cannot be told apart by record; once for all sites of a process."""
+        from fl_privacy.dp import per_record
+
+        if not self._checked:
+            per_record.check(self.model, self.split.shape, self.split.classes)
+            self._checked = True
 
     def evaluate(self, model: NDArray[np.float32]) -> Metrics:
         """Accuracy (or RMSE) and loss on the held-out records."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from fl_privacy.config import Federation, Ldp
-from fl_privacy.dp import gaussian, ldp
+from fl_privacy.config import Dpsgd, Federation, Ldp, NoPrivatise
+from fl_privacy.dp import gaussian, ldp, sampled
+from fl_privacy.dp.ledger import compose
+from fl_privacy.tasks.catalog import CATALOG
 
 
 @dataclass(frozen=True)
@@ -14,23 +16,41 @@ class Tier:
     """A budget of the public grid: who has it, its noise, and its epsilon a round and after all rounds.
 
     A tier with one site is a name: buckets hide it only where they merge it with others.
+    `unit` is what is protected. For records the noise is that of one step, at a site of average size.
     """
 
     epsilon: float
     sites: int
     scale: float
     composed: float
+    unit: str
 
 
 def tiers(federation: Federation) -> list[Tier]:
-    """By rising epsilon; a site may be drawn in every round, so all rounds count. Gaussians compose exactly."""
+    """By rising epsilon; a site may be drawn in every round, so all rounds count."""
     terms = federation.privatise
-    if not isinstance(terms, Ldp):
+    if isinstance(terms, NoPrivatise):
         return []
     found = Counter(site.epsilon for site in federation.sites if site.epsilon is not None)
     made = []
     for epsilon, count in sorted(found.items()):
-        sigma = gaussian.sigma(epsilon, terms.delta) / federation.rounds**0.5
-        scale = ldp.scale(terms.clip, epsilon, terms.delta)
-        made.append(Tier(epsilon, count, scale, gaussian.epsilon(sigma, terms.delta)))
+        if isinstance(terms, Ldp):
+            made.append(Tier(epsilon, count, *_of_site(federation, terms, epsilon)))
+        else:
+            made.append(Tier(epsilon, count, *_of_record(federation, terms, epsilon)))
     return made
+
+
+def _of_site(federation: Federation, terms: Ldp, epsilon: float) -> tuple[float, float, str]:
+    """Gaussians compose exactly."""
+    sigma = gaussian.sigma(epsilon, terms.delta) / federation.rounds**0.5
+    return ldp.scale(terms.clip, epsilon, terms.delta), gaussian.epsilon(sigma, terms.delta), ldp.UNIT
+
+
+def _of_record(federation: Federation, terms: Dpsgd, epsilon: float) -> tuple[float, float, str]:
+    """As the ledger will compose it."""
+    entry, train = CATALOG[federation.task.dataset], federation.task.train
+    shares = len(entry.sites) if federation.task.partition.kind == "by-site" else len(federation.sites)
+    plan = sampled.plan(max(1, entry.train // shares), train.epochs, train.batch_size, terms.clip, epsilon, terms.delta)
+    composed = compose([plan.charge] * federation.rounds, terms.delta)
+    return plan.noise * plan.clip / plan.batch, composed, sampled.UNIT

@@ -1,0 +1,60 @@
+"""DP-SGD (Abadi et al. 2016, Algorithm 1): local training that hides whether any one record took part."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.dp.noise import poisson_sample, standard_normal
+from fl_privacy.dp.per_record import gradients, trainable
+from fl_privacy.dp.sampled import Plan, Private
+from fl_privacy.errors import FederationError
+from fl_privacy.shuffle import keys
+from fl_privacy.tasks.data import Dataset
+from fl_privacy.tasks.train import Recipe, Sgd, few_threads, place
+
+MOST_NUMBERS = 2**24  # of gradients at a time: a large Poisson batch is worked off in parts
+BELOW = 1 - 1e-6  # rounded down a little: a float32 gradient must not be longer than the bound
+
+
+def fit(model: nn.Module, data: Dataset, recipe: Recipe, private: Private, device: str = "cpu") -> None:
+    """Train the model in place. Every step has keys of its own, for its batch and for its noise."""
+    if not len(data):
+        raise FederationError("data: a site has no records to train on; use fewer sites or another partition")
+    x, y = place(model, data, device)
+    optimiser = Sgd(trainable(model), recipe)
+    model.train()
+    with few_threads(model), torch.backends.cudnn.flags(enabled=False):
+        for step in range(private.plan.steps):
+            sample, noise = (keys.derive(private.key, "dpsgd", step, "", use) for use in ("sample", "noise"))
+            rows = torch.from_numpy(poisson_sample(len(y), private.plan.rate, sample)).to(x.device)
+            total = clipped_sum(model, x[rows], y[rows], private.plan.clip)
+            optimiser.step(noisy_mean(total, private.plan, noise))
+
+
+def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, bound: float) -> list[Tensor]:
+    """The sum of all records' gradients, each shortened to norm `bound` over the whole model; of none it is 0."""
+    weights = trainable(model)
+    total = [torch.zeros_like(weight).flatten() for weight in weights]
+    size = max(1, MOST_NUMBERS // sum(weight.numel() for weight in weights))
+    for first in range(0, len(y), size):
+        found = gradients(model, x[first : first + size], y[first : first + size])
+        # A gradient that overflows counts as 0: one record must not be able to fail the round.
+        each = [g.detach().flatten(1).nan_to_num(0.0, 0.0, 0.0) for g in found]
+        norms = torch.stack([torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in each]).norm(dim=0)
+        factors = (bound * BELOW / norms).clamp(max=1.0)
+        for part, g in zip(total, each, strict=True):
+            part += factors.to(g.dtype) @ g
+    return [part.view_as(weight) for part, weight in zip(total, weights, strict=True)]
+
+
+def noisy_mean(total: list[Tensor], plan: Plan, key: bytes) -> list[Tensor]:
+    """With Gaussian noise of deviation noise * clip on every coordinate, over the expected size of a batch.
+
+    The expected size: the real one is as secret as the records, and an empty batch gets the same noise.
+    """
+    if plan.noise:
+        noise = torch.from_numpy(standard_normal(sum(part.numel() for part in total), key)).mul_(plan.noise * plan.clip)
+        pieces = torch.split(noise.to(total[0].device), [part.numel() for part in total])
+        total = [part + piece.view_as(part) for part, piece in zip(total, pieces, strict=True)]
+    return [part / plan.batch for part in total]
