@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import Context
 
 from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError
 from fl_privacy.log import Log
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.wire.identity import Keyring
@@ -22,7 +23,12 @@ Reply = tuple[dict[str, Any], bytes | memoryview | bytearray]
 
 def answer(context: Context, ticket: dict[str, Any], payload: bytes | memoryview) -> Reply:
     """Answer a ticket as the site of this partition."""
-    site = _site(str(context.run_config["home"]), int(context.node_config["partition-id"]))
+    home, partition = str(context.run_config["home"]), int(context.node_config["partition-id"])
+    try:
+        site = _site(home, partition)
+    except FederationError as error:
+        _log(home, f"partition-{partition}")("error", reason=str(error))
+        return {"status": "failed"}, b""
     return worker.answer(site, ticket, bytearray(payload))
 
 
@@ -50,5 +56,9 @@ def _site(home: str, partition: int) -> Site:
         truth=run_dir / "truth" / name,
         state=Path(facts["sites"]) / name,
         workload=work,
-        log=Log(name, run_dir / "logs" / "sites.log"),
+        log=_log(home, name),
     )
+
+
+def _log(home: str, name: str) -> Log:
+    return Log(name, Path(_facts(home)["run_dir"]) / "logs" / "sites.log")

@@ -33,7 +33,7 @@ from fl_privacy.wire.identity import Identity, Keyring
 
 DELTA = 1e-5
 KEY = b"k" * 32
-SHAPES = {"mlp": (1, 8, 8), "lenet5": (1, 12, 12), "cnn": (3, 12, 12), "mobilecnn": (3, 12, 12), "lstm": (20,)}
+SHAPES = {"mlp": (1, 8, 8), "lenet5": (1, 12, 12), "cnn": (3, 12, 12), "mobilecnn": (3, 12, 12), "lstm": (20, 3)}
 CONFIG = """
 name: here
 sites: {count: 3, epsilon: 8}

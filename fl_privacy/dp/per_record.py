@@ -45,7 +45,7 @@ def _lstm(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
     With a_t = W x_t + U h_(t-1) + b, a record's gradients are the sums of da_t x_t^T, da_t h_(t-1)^T and da_t.
     """
     layer, head = model.lstm, model.out
-    series = x.unsqueeze(2)
+    series = x if x.dim() == 3 else x.unsqueeze(2)
     inputs = linear(series, layer.weight_ih_l0, layer.bias_ih_l0 + layer.bias_hh_l0).detach().requires_grad_()
     before, last = _unrolled(inputs, layer.weight_hh_l0.detach())
     outputs = linear(last, head.weight.detach(), head.bias.detach())
