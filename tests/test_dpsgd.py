@@ -57,7 +57,7 @@ def batch(name: str, count: int) -> tuple[nn.Module, Tensor, Tensor]:
     classes = 0 if name == "lstm" else 10
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(count, *SHAPES[name], generator=generator, dtype=torch.float64)
-    y = torch.randint(10, (count,), generator=generator) if classes else x.sum(dim=1)
+    y = torch.randint(10, (count,), generator=generator) if classes else x.flatten(1).sum(dim=1)
     return models.build(name, SHAPES[name], classes, seed=3).double(), x, y
 
 
