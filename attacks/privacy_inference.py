@@ -169,6 +169,10 @@ def _buckets(
     found, readers = [], {}
     apart = {one.round for one in spread(seen, TAKEN_APART)}
     progress("buckets taken apart")
+    several = [
+        (o.rows[rows], o.tiers[rows[0]]) for o in seen if o.round in apart for rows in o.buckets() if len(rows) > 1
+    ]
+    whole = unmixing.whole([unmixing.coherence(rows, tier, denoiser, rng) for rows, tier in several])
     for index, one in enumerate(seen):
         for rows in one.buckets():
             tier, size = one.tiers[rows[0]], len(rows)
@@ -178,14 +182,18 @@ def _buckets(
             near = round(index / max(1, len(seen) - 1) * (len(clean) - 1))
             mean = one.rows[rows].mean(axis=0, keepdims=True) @ denoiser.directions
             # What is usual at this model: the other buckets' updates, or where there are none the attacker's own.
-            several = size < len(one.rows)
-            usual = one.rows.mean(axis=0) @ denoiser.directions if several else examples.components[near].mean(axis=0)
+            others = size < len(one.rows)
+            usual = one.rows.mean(axis=0) @ denoiser.directions if others else examples.components[near].mean(axis=0)
             feature = denoiser.shrink(mean, noise / size) - usual
             shares = readers[tier, size].predict(feature[:, :LEADING])[0]
             choice = None
             if one.round in apart and size > 1:
                 templates = clean[near, rng.choice(clean.shape[1], size, replace=size > clean.shape[1])]
-                choice = unmixing.reassemble(one.rows[rows], tier, denoiser, templates, rng)
+                choice = (
+                    unmixing.as_received(one.rows[rows])
+                    if whole
+                    else unmixing.reassemble(one.rows[rows], tier, denoiser, templates)
+                )
             found.append(
                 BucketFinding(index, rows, np.atleast_1d(shares), unmixing.least_noisy(one.rows[rows])[0], choice)
             )

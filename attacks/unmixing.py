@@ -5,6 +5,8 @@ An answer is a choice: entry (r, c) names the received row whose value at coordi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,23 +15,33 @@ from attacks.denoiser import Denoiser, Matrix
 Choice = NDArray[np.int64]
 STEPS = 8
 TRIES = 8
-WHOLE = 6.0  # standard deviations beyond what blind mixing gives: the rows were left whole, or in large pieces
+WHOLE = 6.0  # standard deviations beyond what blind mixing gives
+TINY = float(np.finfo(np.float32).tiny)
 
 
-def reassemble(rows: Matrix, tier: str, denoiser: Denoiser, templates: Matrix, rng: np.random.Generator) -> Choice:
+def coherence(rows: Matrix, tier: str, denoiser: Denoiser, rng: np.random.Generator) -> float:
+    """How much likelier rows are as they came than mixed blindly, in standard deviations; 0 after a good shuffle."""
+    centred = rows - rows.mean(axis=0)
+    tries = [np.take_along_axis(centred, _blind(rng, rows.shape), axis=0) for _ in range(TRIES)]
+    blind = [denoiser.likelihood(mixed, tier) for mixed in tries]
+    return (denoiser.likelihood(centred, tier) - float(np.mean(blind))) / max(float(np.std(blind, ddof=1)), TINY)
+
+
+def whole(found: Sequence[float]) -> bool:
+    """Whether the coherences of several buckets together say that rows came whole, or in large pieces."""
+    return bool(found) and sum(found) / np.sqrt(len(found)) > WHOLE
+
+
+def as_received(rows: Matrix) -> Choice:
+    return np.tile(np.arange(len(rows))[:, None], rows.shape[1])
+
+
+def reassemble(rows: Matrix, tier: str, denoiser: Denoiser, templates: Matrix) -> Choice:
     """Alternate between denoised rows and the assignment of every coordinate's values that fits them best.
 
-    Rows that are far more likely as they came than mixed blindly were not mixed well: they are left so. Else it starts
-    from templates (clean auxiliary updates). The best assignment of n numbers to n predictions is by rank.
+    It starts from templates (clean auxiliary updates). The best assignment of n numbers to n predictions is by rank.
     """
-    centred = rows - rows.mean(axis=0)
-    as_received = np.tile(np.arange(len(rows))[:, None], rows.shape[1])
-    blind = [
-        denoiser.likelihood(np.take_along_axis(centred, _blind(rng, rows.shape), axis=0), tier) for _ in range(TRIES)
-    ]
-    if denoiser.likelihood(centred, tier) > np.mean(blind) + WHOLE * np.std(blind):
-        return as_received
-    received = np.argsort(rows, axis=0)
+    centred, received = rows - rows.mean(axis=0), np.argsort(rows, axis=0)
     choice = _by_rank(received, templates - templates.mean(axis=0))
     best, most = choice, -np.inf
     for _ in range(STEPS):
@@ -59,9 +71,8 @@ def least_noisy(rows: Matrix) -> Choice:
 
     Where rows are whole their energies tell directly.
     """
-    centred = rows - np.median(rows, axis=0)
-    energies = (centred.astype(np.float64) ** 2).mean(axis=1)
-    spread = (energies.max() - energies.min()) / energies.mean()
+    energies = (rows.astype(np.float64) ** 2).mean(axis=1)
+    spread = (energies.max() - energies.min()) / max(float(energies.mean()), TINY)
     if spread > WHOLE * np.sqrt(2 / rows.shape[1]):
         return np.full((1, rows.shape[1]), int(energies.argmin()))
     nearest: Choice = np.abs(rows).argmin(axis=0)
