@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 
 DIRECTIONS = 256
 LEADING = 32  # directions that a classifier of few examples can bear
-NEGLIGIBLE = 1e-10  # of the strongest direction's energy
+NEGLIGIBLE = 1e-6  # of the strongest direction's energy: below it is float32 rounding
 
 
 @dataclass(frozen=True)

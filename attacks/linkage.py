@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +12,12 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 WINDOW = 10  # rounds before and after that hold the candidates: the closed world
+
+
+class Mine(Protocol):
+    """The rows of a round that may be a site's own."""
+
+    def __call__(self, round: int, site: str) -> Ints: ...
 
 
 def unit(vectors: Array) -> Array:
@@ -33,39 +41,38 @@ def nearest(features: Array, rounds: Ints) -> Ints:
     return np.where(allowed.any(axis=1), similarity.argmax(axis=1), -1)
 
 
-def presence(
-    rows: Sequence[Array], invited: Sequence[frozenset[str]], mine: Callable[[int, str], Ints]
-) -> tuple[list[str], Array, Ints]:
+def presence(rows: Sequence[Array], invited: Sequence[frozenset[str]], mine: Mine) -> tuple[list[str], Array, Ints]:
     """How much every later round looks as if a site were in it: sites, scores (rounds, sites), and the rounds.
 
-    The participants of the first half are known. A site's trace is the pair of rows, from two rounds it was in, that
-    resemble each other most; a later round's score is the largest cosine of a row with the trace. `mine(round, site)`
-    are the rows that the site's public budget allows to be its own.
+    The participants of the first half are known. A site's trace is the row, of a round that it was in, which has the
+    most likeness in the other rounds with it and the least in those without it. A later round's score is the largest
+    cosine of a row with the trace. `mine(round, site)` are the rows that the site's public budget allows to be its own.
     """
     half = len(rows) // 2
     units = [unit(found) for found in rows]
+    likeness = [np.stack([(one @ other.T).max(axis=1) for other in units[:half]], axis=1) for one in units[:half]]
     names, traces = [], []
     for name in sorted(set().union(*invited[:half])):
-        there = [t for t in range(half) if name in invited[t] and len(mine(t, name))]
-        if len(there) > 1:
+        there = np.array([name in invited[t] for t in range(half)])
+        if 1 < there.sum() < half:
             names.append(name)
-            traces.append(_trace([units[t][mine(t, name)] for t in there]))
+            traces.append(_trace(units, likeness, there, partial(mine, site=name)))
     later = np.arange(half, len(rows))
     scores = np.full((len(later), len(names)), -1.0)
     for at, t in enumerate(later):
         for column, name in enumerate(names):
-            if len(own := mine(int(t), name)):
+            if len(own := mine(round=int(t), site=name)):
                 scores[at, column] = (units[t][own] @ traces[column]).max()
     return names, scores, later
 
 
-def _trace(groups: list[Array]) -> Array:
-    """Mean of the two rows of different groups with the largest cosine."""
-    best, found = -np.inf, groups[0][0]
-    for i, one in enumerate(groups):
-        for two in groups[i + 1 :]:
-            cosines = one @ two.T
-            r, c = np.unravel_index(cosines.argmax(), cosines.shape)
-            if cosines[r, c] > best:
-                best, found = cosines[r, c], one[r] + two[c]
-    return np.asarray(unit(found[None])[0])
+def _trace(units: list[Array], likeness: list[Array], there: NDArray[np.bool_], mine: Callable[[int], Ints]) -> Array:
+    """The row that tells the known rounds with a site best from those without it."""
+    best, found = -np.inf, units[0][0]
+    for t in np.flatnonzero(there):
+        others = there & (np.arange(len(there)) != t)
+        for row in mine(int(t)):
+            told = likeness[t][row, others].mean() - likeness[t][row, ~there].mean()
+            if told > best:
+                best, found = told, units[t][row]
+    return np.asarray(found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from fl_privacy.dp import ldp
 from fl_privacy.transcript.read import View
 
 NAME = "privacy-inference"
-ROUNDS = 5  # at whose models auxiliary updates are made
+ROUNDS = 4  # at whose models auxiliary updates are made
 TAKEN_APART = 10  # rounds whose buckets are put together again
 
 Array = NDArray[np.float64]
@@ -94,7 +95,12 @@ def spread(seen: list[Observation], count: int) -> list[Observation]:
 
 def run(view: View, knowledge: Knowledge, seed: int = 0) -> Findings:
     """The attack: of the run it reads this view alone."""
-    seen, rng = observe(view), np.random.default_rng(seed)
+    return examine(observe(view), knowledge, seed)
+
+
+def examine(seen: list[Observation], knowledge: Knowledge, seed: int = 0) -> Findings:
+    """The attack on these rounds."""
+    rng = np.random.default_rng(seed)
     clean, labels = knowledge.clean(seen)
     knowledge.progress("denoiser, surrogate, linkage")
     denoiser = learn(clean.reshape(-1, clean.shape[2]), seen)
@@ -123,9 +129,9 @@ def run(view: View, knowledge: Knowledge, seed: int = 0) -> Findings:
 def _presence(seen: list[Observation], rows: list[Array], federation: Federation) -> tuple[list[str], Array, Ints]:
     """With the rows that carry the label which the site's own budget leads to: the largest one not above it."""
 
-    def mine(index: int, name: str) -> Ints:
-        budgets = np.array([budget(tier) for tier in seen[index].tiers])
-        below = budgets[budgets <= (federation.site(name).epsilon or np.inf)]
+    def mine(round: int, site: str) -> Ints:
+        budgets = np.array([budget(tier) for tier in seen[round].tiers])
+        below = budgets[budgets <= (federation.site(site).epsilon or np.inf)]
         return np.flatnonzero(budgets == below.max()) if len(below) else np.arange(0)
 
     return linkage.presence(rows, [one.invited for one in seen], mine)
@@ -165,36 +171,36 @@ def _buckets(
     progress: Progress,
     rng: np.random.Generator,
 ) -> list[BucketFinding]:
-    """Composition of every bucket; its updates put together again in some rounds."""
-    found, readers = [], {}
-    apart = {one.round for one in spread(seen, TAKEN_APART)}
+    """Composition and least noisy member of every bucket; its updates put together again in some rounds."""
     progress("buckets taken apart")
-    several = [
+    apart = {one.round for one in spread(seen, TAKEN_APART)}
+    mixed = [
         (o.rows[rows], o.tiers[rows[0]]) for o in seen if o.round in apart for rows in o.buckets() if len(rows) > 1
     ]
-    whole = unmixing.whole([unmixing.coherence(rows, tier, denoiser, rng) for rows, tier in several])
+    whole = unmixing.whole([unmixing.coherence(rows, tier, denoiser, rng) for rows, tier in mixed])
+    readers: dict[tuple[str, int], Any] = {}
+    found = []
     for index, one in enumerate(seen):
+        near = round(index / max(1, len(seen) - 1) * (len(clean) - 1))  # the auxiliary updates of a model like this one
         for rows in one.buckets():
-            tier, size = one.tiers[rows[0]], len(rows)
+            inside, tier, size = one.rows[rows], one.tiers[rows[0]], len(rows)
             noise = denoiser.noise[tier]
             if (tier, size) not in readers:
                 readers[tier, size] = surrogate.composition(examples, denoiser, size, noise, classes, rng)
-            near = round(index / max(1, len(seen) - 1) * (len(clean) - 1))
-            mean = one.rows[rows].mean(axis=0, keepdims=True) @ denoiser.directions
-            # What is usual at this model: the other buckets' updates, or where there are none the attacker's own.
-            others = size < len(one.rows)
-            usual = one.rows.mean(axis=0) @ denoiser.directions if others else examples.components[near].mean(axis=0)
-            feature = denoiser.shrink(mean, noise / size) - usual
-            shares = readers[tier, size].predict(feature[:, :LEADING])[0]
+            shares = readers[tier, size].predict(_feature(one, rows, examples.components[near], denoiser))[0]
             choice = None
             if one.round in apart and size > 1:
                 templates = clean[near, rng.choice(clean.shape[1], size, replace=size > clean.shape[1])]
-                choice = (
-                    unmixing.as_received(one.rows[rows])
-                    if whole
-                    else unmixing.reassemble(one.rows[rows], tier, denoiser, templates)
-                )
-            found.append(
-                BucketFinding(index, rows, np.atleast_1d(shares), unmixing.least_noisy(one.rows[rows])[0], choice)
-            )
+                choice = unmixing.as_received(inside)
+                if not whole:
+                    choice = unmixing.reassemble(inside, tier, denoiser, templates)
+            found.append(BucketFinding(index, rows, np.atleast_1d(shares), unmixing.least_noisy(inside)[0], choice))
     return found
+
+
+def _feature(one: Observation, rows: Ints, own: Array, denoiser: Denoiser) -> Array:
+    """The denoised mean of a bucket, less what is usual at this model: the round's mean, or the attacker's own."""
+    noise = denoiser.noise[one.tiers[rows[0]]] / len(rows)
+    mean = np.asarray(one.rows[rows].mean(axis=0, keepdims=True) @ denoiser.directions, np.float64)
+    usual = own.mean(axis=0) if len(rows) == len(one.rows) else one.rows.mean(axis=0) @ denoiser.directions
+    return np.asarray((denoiser.shrink(mean, noise) - usual)[:, :LEADING])

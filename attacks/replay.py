@@ -25,8 +25,7 @@ def replay(
 ) -> dict[str, Any]:
     """The measures of every named attack: mean over the attack's seeds, half the 95 % interval, and chance."""
     for name in names:
-        if name not in ATTACKS:
-            raise FederationError(f"attack: {name!r} is unknown; use {', '.join(ATTACKS)}")
+        known(name)
     if seeds < 1:
         raise FederationError(f"seeds: {seeds} is not positive; use 1 or more")
     return {name: _mean(ATTACKS[name](run_dir, data_dir, seeds, progress)) for name in names}
@@ -46,6 +45,12 @@ def _privacy_inference(run_dir: Path, data_dir: Path | None, seeds: int, progres
 
 
 ATTACKS = {"privacy-inference": _privacy_inference}
+
+
+def known(name: str) -> None:
+    """Refuse an attack that there is not."""
+    if name not in ATTACKS:
+        raise FederationError(f"attack: {name!r} is unknown; use {', '.join(ATTACKS)}")
 
 
 def _mean(scored: list[dict[str, Any]]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def _round(run: Run, federation: Federation, one: Observation) -> RoundTruth:
     clean = np.stack([run.truth(name).round(one.round).arrays["update"] for name in names])
     sites = np.array([federation.site_names.index(name) for name in names])
     sources = origins(one.rows, sent)
-    return RoundTruth(sites, sent, clean, sources, _owners(sources))
+    return RoundTruth(sites, sent, clean, sources, owners_of(sources))
 
 
 def origins(rows: NDArray[np.float32], sent: NDArray[np.float32]) -> NDArray[np.int16]:
@@ -77,7 +77,7 @@ def shares(sources: NDArray[np.int16], participants: int) -> NDArray[np.float64]
     return np.asarray(counts / sources.shape[1], np.float64)
 
 
-def _owners(sources: NDArray[np.int16]) -> Ints:
+def owners_of(sources: NDArray[np.int16]) -> Ints:
     rows, columns = linear_sum_assignment(shares(sources, len(sources)), maximize=True)
     owners = np.empty(len(rows), np.int64)
     owners[rows] = columns

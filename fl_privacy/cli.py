@@ -208,10 +208,10 @@ def audit(
     from attacks.audit import report, results
     from attacks.audit.matrix import load
     from attacks.audit.progress import Progress
-    from attacks.audit.run import Store, check_data, execute
+    from attacks.audit.run import Store, check, execute
 
     checked = load(matrix, reduced)
-    check_data(checked, data_dir)
+    check(checked, data_dir)
     folder = out_dir or Path("runs") / "audits" / checked.name
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
     progress, store = Progress(err if as_json else out), Store(folder / "cells")

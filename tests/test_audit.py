@@ -64,7 +64,7 @@ def written(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def replay(run_dir: Path, names: tuple[str, ...], data_dir: Path | None) -> dict[str, Any]:
+def replay(run_dir: Path, names: tuple[str, ...], data_dir: Path | None, seeds: int) -> dict[str, Any]:
     """An attack whose success is the number of the run's seed, in tenths."""
     seed = json.loads((run_dir / "seed.json").read_text())
     measure = {"value": seed / 10, "chance": 0.05, "groups": {"epsilon>4": seed / 5, "epsilon<=4": float("nan")}}
@@ -96,7 +96,8 @@ class Engine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
     monkeypatch.setattr(run, "up", made)
-    monkeypatch.setattr(attacks, "replay", replay, raising=False)
+    monkeypatch.setattr(attacks, "replay", replay)
+    monkeypatch.setitem(attacks.ATTACKS, "guess", lambda *_: [])
     return made
 
 
@@ -166,6 +167,14 @@ def test_a_problem_names_the_field_and_the_fix_and_nothing_runs(
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert all(word in printed for word in named), printed
+    assert engine.ran == []
+
+
+def test_an_unknown_attack_is_told_before_anything_runs(
+    tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit(written(tmp_path, attacks=["guesses"]), "--out", tmp_path / "out") == 2
+    assert "'guesses' is unknown; use privacy-inference" in capsys.readouterr().err
     assert engine.ran == []
 
 
@@ -306,27 +315,6 @@ def test_a_measure_that_no_run_has_is_told(tmp_path: Path, engine: Engine, capsy
     printed = capsys.readouterr().out
     assert "no measure 'leek'; it has accuracy, leak, loss" in printed
     assert "no group 'epsilon>9' of leak; it has epsilon<=4, epsilon>4" in printed
-
-
-def test_a_real_run_is_attacked_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in attack finds a signed transcript with the sites' truth."""
-    seen: dict[str, Any] = {}
-
-    def look(run_dir: Path, names: tuple[str, ...], data_dir: Path | None) -> dict[str, Any]:
-        from fl_privacy.transcript import open_run
-
-        opened = open_run(run_dir)
-        seen.update(observers=set(opened.observers), sites=len(opened.sites), names=names)
-        return {"guess": {"measures": {"leak": {"value": 0.5, "chance": None}}}}
-
-    monkeypatch.setattr(attacks, "replay", look, raising=False)
-    out = tmp_path / "out"
-    reduction = {"seeds": [1], "cells": ["mixed"]}
-    assert audit(written(tmp_path, reduced=reduction), "--reduced", "--out", out) == 0
-    assert seen == {"observers": {"server", "shuffler"}, "sites": 4, "names": ("guess",)}
-    record = json.loads(next((out / "cells").iterdir()).read_text())
-    assert {"accuracy", "loss"} == record["measures"]["run"].keys()
-    assert not (out / "runs").exists()
 
 
 # Numbers

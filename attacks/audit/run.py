@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib
 import json
 import math
 import shutil
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import attacks
 from attacks.audit.matrix import Audit, Job
 from attacks.audit.progress import Progress
 from attacks.version import SUITE
@@ -88,12 +88,14 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def check_data(audit: Audit, data_dir: Path | None) -> None:
-    """Every data set is there before the first run starts."""
+def check(audit: Audit, data_dir: Path | None) -> None:
+    """Every attack and every data set is there before the first run starts."""
+    for name in {name for job in audit.jobs for name in job.attacks}:
+        attacks.known(name)
     federations = {job.federation.task.dataset: job.federation for job in audit.jobs}
-    bad = [check for f in federations.values() if not (check := preflight.data(f, data_dir)).ok]
+    bad = [found for f in federations.values() if not (found := preflight.data(f, data_dir)).ok]
     if bad:
-        raise LaunchError("; ".join(f"{check.detail}; {check.fix}" for check in bad))
+        raise LaunchError("; ".join(f"{found.detail}; {found.fix}" for found in bad))
 
 
 def execute(
@@ -151,9 +153,7 @@ def _one(job: Job, folder: Path, data_dir: Path | None, progress: Progress) -> d
 def _attacked(job: Job, run: Path, data_dir: Path | None) -> dict[str, Any]:
     if not job.attacks:
         return {}
-    # By name: the attacks load torch, which a matrix without any does not need.
-    found: dict[str, Any] = importlib.import_module("attacks").replay(run, job.attacks, data_dir, seeds=1)
-    return found
+    return attacks.replay(run, job.attacks, data_dir, seeds=1)
 
 
 def _metrics(result: Result) -> dict[str, Any]:

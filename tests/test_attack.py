@@ -1,0 +1,311 @@
+"""The Privacy Inference Attack: its parts on planted cases, and the whole of it on recorded runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from numpy.typing import NDArray
+
+from attacks import linkage, scores, unmixing
+from attacks.denoiser import Denoiser, learn
+from attacks.observed import Observation, observe
+from attacks.privacy_inference import Knowledge, examine
+from attacks.truth import Truth, origins, owners_of, reveal
+from commands import cli, json_of
+from fl_privacy.config import Federation
+from fl_privacy.dp import ldp
+from fl_privacy.shuffle import model, parameter
+from fl_privacy.transcript import open_run
+
+DELTA = 1e-5
+# The matrix of an audit that is small enough for a test: no defence, and parameters mixed; no noise at all.
+MATRIX = """
+name: small
+title: A small audit
+seeds: [1]
+attacks: [privacy-inference]
+base:
+  sites: 20
+  cohort: 10
+  quorum: 10
+  rounds: 12
+  task: {dataset: digits, model: mlp, hidden: [16], partition: {kind: dirichlet, alpha: 0.1}}
+  route: {kind: server}
+cells:
+  open: {}
+  mixed: {route: {kind: shuffler, level: parameter, n_min: 3}}
+measures: {linkage: links}
+tables:
+  - id: links
+    title: Linkage
+    corner: Method
+    columns: [{title: LinkAcc, measure: linkage}]
+    rows: [{title: Open, cell: open, paper: [1.0]}, {title: Mixed, cell: mixed}]
+"""
+
+
+def low_rank(
+    count: int, size: int = 2000, rank: int = 4, seed: int = 0
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Clean updates near few directions, and the directions."""
+    rng = np.random.default_rng(seed)
+    directions = np.linalg.qr(np.random.default_rng(99).normal(size=(size, rank)))[0]
+    weights = rng.normal(size=(count, rank)) * np.array([3.0, 2.0, 1.5, 1.0])[:rank]
+    return (weights @ directions.T).astype(np.float32), directions.astype(np.float32)
+
+
+def seen_of(rows: NDArray[np.float32], tiers: tuple[str, ...]) -> Observation:
+    return Observation(1, np.zeros(rows.shape[1], np.float32), rows, tiers, frozenset())
+
+
+# Parts
+
+
+def test_the_denoiser_is_the_best_linear_one() -> None:
+    """On fresh pairs it beats the noisy update, and every other shrinkage of the same components."""
+    rng = np.random.default_rng(1)
+    aux, _ = low_rank(400)
+    clean, _ = low_rank(300, seed=2)
+    noisy = (clean + rng.normal(0, 0.5, clean.shape)).astype(np.float32)
+    denoiser = learn(aux, [seen_of(noisy, ("1",) * len(noisy))])
+    assert denoiser.noise["1"] == pytest.approx(0.25, rel=0.02)
+    found = denoiser(noisy, "1")
+    error = float(((denoiser.vectors(found) - clean) ** 2).sum())
+    components = np.asarray(noisy @ denoiser.directions, np.float64)
+    for factor in (0.5, 0.8, 1.2):
+        other = denoiser.vectors(denoiser.shrink(components, 0.25) * factor)
+        assert error < ((other - clean) ** 2).sum()
+    assert error < ((denoiser.vectors(components) - clean) ** 2).sum()
+    cosine = (linkage.unit(denoiser.vectors(found).astype(float)) * linkage.unit(clean.astype(float))).sum(axis=1)
+    raw = (linkage.unit(noisy.astype(float)) * linkage.unit(clean.astype(float))).sum(axis=1)
+    assert raw.mean() < 0.25 < 0.9 < cosine.mean()
+
+
+def test_links_go_to_other_rounds_within_the_window() -> None:
+    features = np.array([[1.0, 0], [1, 0.01], [0, 1], [1, 0.02], [0, 1.1]])
+    rounds = np.array([0, 0, 1, 1, 50])
+    assert linkage.nearest(features, rounds).tolist() == [3, 3, 1, 1, -1]
+
+
+def test_a_known_site_is_noticed_where_rows_are_whole_and_not_where_they_are_mixed() -> None:
+    rng = np.random.default_rng(0)
+    sites = linkage.unit(rng.normal(size=(12, 60)))
+    invited, rows, mixed = [], [], []
+    for number in range(40):
+        there = rng.choice(12, 5, replace=False)
+        invited.append(frozenset(f"s{i}" for i in there))
+        found = sites[there] + rng.normal(0, 0.02, (5, 60))
+        rows.append(found)
+        shuffled = found.astype(np.float32)
+        parameter.shuffle(shuffled, number.to_bytes(32, "big"))
+        mixed.append(shuffled.astype(float))
+    apart = []
+    for features in (rows, mixed):
+        names, said, later = linkage.presence(features, invited, lambda round, site: np.arange(5))
+        assert len(names) == 12
+        there = np.array([[name in invited[t] for name in names] for t in later])
+        apart.append(float(np.mean([said[there[:, k], k].mean() - said[~there[:, k], k].mean() for k in range(12)])))
+    assert apart[0] > 0.35 > 0.15 > apart[1]
+
+
+def test_whole_rows_are_recognised_and_mixed_ones_are_not() -> None:
+    rng = np.random.default_rng(3)
+    aux, _ = low_rank(200)
+    rows, _ = low_rank(8, seed=5)
+    rows = (rows + rng.normal(0, 0.1, rows.shape)).astype(np.float32)
+    denoiser = learn(aux, [seen_of(rows, ("1",) * 8)])
+    assert unmixing.whole([unmixing.coherence(rows, "1", denoiser, rng)])
+    mixed = rows.copy()
+    parameter.shuffle(mixed, b"k" * 32)
+    found = [unmixing.coherence(mixed, "1", denoiser, rng) for _ in range(4)]
+    assert not unmixing.whole(found)
+
+
+def test_values_are_put_together_again_where_nothing_but_the_shuffle_hides_them() -> None:
+    """Two sites, no noise, templates near the truth: a parameter shuffle alone is no protection."""
+    rng = np.random.default_rng(3)
+    aux, _ = low_rank(200)
+    rows, _ = low_rank(2, seed=5)
+    denoiser = replace(learn(aux, [seen_of(rows, ("", ""))]), noise={"": 1e-6})
+    mixed = rows.copy()
+    parameter.shuffle(mixed, b"k" * 32)
+    choice = unmixing.reassemble(mixed, "", denoiser, (rows + rng.normal(0, 0.01, rows.shape)).astype(np.float32))
+    right = np.take_along_axis(mixed, choice, axis=0) == rows
+    assert right.mean() > 0.95
+
+
+@pytest.mark.parametrize(("others", "fraction", "cosine"), [(1, 0.95, 0.93), (4, 0.81, 0.74)])
+def test_a_merged_bucket_is_unmixed_by_its_variances_and_a_levelled_one_is_not(
+    others: int, fraction: float, cosine: float
+) -> None:
+    """The smallest value is the site of epsilon 8 among ones of 0.5: the figures are those of exact Gaussians."""
+    size, keys = 100_000, iter(range(100))
+    budgets = [8.0] + [0.5] * others
+
+    def rows(level: bool) -> NDArray[np.float32]:
+        made = []
+        for epsilon in budgets:
+            key = next(keys).to_bytes(32, "big")
+            noisy = ldp.privatise(np.zeros(size, np.float32), 1.0, epsilon, DELTA, key)
+            lack = ldp.missing(1.0, epsilon, 0.5, DELTA) if level else 0.0
+            made.append(noisy + lack * np.random.default_rng(next(keys)).standard_normal(size).astype(np.float32))
+        return np.stack(made)
+
+    for level in (False, True):
+        sent = rows(level)
+        mixed = sent.copy()
+        parameter.shuffle(mixed, b"s" * 32)
+        choice = unmixing.least_noisy(mixed)[0]
+        right = origins(mixed, sent)[choice, np.arange(size)] == 0
+        values = mixed[choice, np.arange(size)]
+        found = float(values @ sent[0] / np.linalg.norm(values) / np.linalg.norm(sent[0]))
+        if level:
+            assert right.mean() == pytest.approx(1 / len(budgets), abs=0.01)
+        else:
+            assert right.mean() == pytest.approx(fraction, abs=0.01)
+            assert found == pytest.approx(cosine, abs=0.01)
+
+
+def test_the_truth_traces_every_value_through_a_shuffle() -> None:
+    sent = np.random.default_rng(0).normal(size=(6, 500)).astype(np.float32)
+    rows = sent.copy()
+    parameter.shuffle(rows, b"k" * 32)
+    found = origins(rows, sent)
+    assert np.array_equal(np.take_along_axis(sent, found.astype(np.int64), axis=0), rows)
+
+
+# The whole attack on recorded runs
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both cells of the small audit, run, attacked and kept, by the command that a user gives."""
+    folder = tmp_path_factory.mktemp("audit")
+    (folder / "matrix.yaml").write_text(MATRIX)
+    said = json_of(cli("audit", folder / "matrix.yaml", "--out", folder / "out", "--keep-runs", "--json", timeout=400))
+    assert said["failures"] == []
+    return folder / "out"
+
+
+def measures(audited: Path) -> dict[str, dict[str, Any]]:
+    found = {}
+    for path in (audited / "cells").iterdir():
+        record = json.loads(path.read_text())
+        found[record["cell"]] = record["measures"]["privacy-inference"]
+    return found
+
+
+# How far above chance each is, at the least, where nothing protects the updates.
+BEATEN = {
+    "cossim": 0.5,
+    "surrogate_accuracy": 0.2,
+    "ari": 0.1,
+    "linkage": 0.5,
+    "linkage_raw": 0.5,
+    "reassigned": 0.5,
+    "presence": 0.1,
+    "bucket_attribute": 0.05,
+    "linear_separability": 0.04,
+}
+
+
+def test_every_measure_beats_chance_where_nothing_protects(audited: Path) -> None:
+    found = measures(audited)["open"]
+    beaten = {name: found[name]["value"] - found[name]["chance"] for name in BEATEN}
+    assert all(beaten[name] > least for name, least in BEATEN.items()), beaten
+
+
+def test_mixed_rows_link_to_nobody_and_still_sum_to_the_bucket(audited: Path) -> None:
+    found = measures(audited)["mixed"]
+    assert abs(found["linkage"]["value"] - found["linkage"]["chance"]) < 0.1
+    assert found["surrogate_accuracy"]["value"] < found["surrogate_accuracy"]["chance"] + 0.1
+    assert found["cossim"]["value"] < 0.5 * measures(audited)["open"]["cossim"]["value"]
+    assert found["bucket_attribute"]["value"] == pytest.approx(
+        measures(audited)["open"]["bucket_attribute"]["value"], abs=0.05
+    )
+
+
+def test_a_planted_weak_shuffle_is_seen_through(audited: Path) -> None:
+    """One permutation for all coordinates: rows stay whole, in another order, and nothing is protected."""
+    run = next((audited / "runs").glob("open*/*/manifest.json")).parent
+    seen, truth = planted(run, weak=True)
+    found = scores.score(examine(seen, Knowledge(truth.federation)), truth)["measures"]
+    for name in ("linkage", "surrogate_accuracy", "reassigned", "presence"):
+        assert found[name]["value"] > found[name]["chance"] + 0.1, name
+
+
+def planted(run_dir: Path, weak: bool) -> tuple[list[Observation], Truth]:
+    """The rows of an unprotected run after a shuffle of our own, and the truth about them."""
+    run = open_run(run_dir)
+    seen, before = observe(run.view("server")), []
+    for one in seen:
+        rows = one.rows.copy()
+        (model if weak else parameter).shuffle(rows, one.round.to_bytes(32, "big"))
+        before.append(replace(one, rows=rows))
+    truth = reveal(run, seen, None)
+    rounds = []
+    for one, known in zip(before, truth.rounds, strict=True):
+        sources = origins(one.rows, known.sent)
+        rounds.append(replace(known, sources=sources, owners=owners_of(sources)))
+    return before, replace(truth, rounds=rounds)
+
+
+def test_the_command_prints_and_keeps_the_scores(audited: Path) -> None:
+    run = next((audited / "runs").glob("mixed*/*/manifest.json")).parent
+    said = json_of(cli("attack", run, "privacy-inference", "--seeds", "2", "--json"))
+    found = said["attacks"]["privacy-inference"]
+    assert found["seeds"] == 2
+    assert found["measures"]["linkage"]["half_interval"] is not None
+    assert json.loads((run / "attacks" / "privacy-inference.json").read_text()) == found
+
+
+def test_the_report_has_both_cells_and_the_papers_number(audited: Path) -> None:
+    report = (audited / "report.md").read_text()
+    assert "Linkage" in report
+    assert "Mixed" in report
+    assert (audited / "figures" / "links.svg").exists()
+
+
+# Bad input
+
+
+def test_what_cannot_be_attacked_says_why(audited: Path, tmp_path: Path) -> None:
+    run = next((audited / "runs").glob("mixed*/*/manifest.json")).parent
+    for words, reason in (
+        ((run, "no-such-attack"), "'no-such-attack' is unknown; use privacy-inference"),
+        ((tmp_path, "privacy-inference"), "no run here"),
+        ((run, "--seeds", "0"), "seeds: 0 is not positive"),
+    ):
+        done = cli("attack", *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert reason in done.stderr
+
+
+def test_a_run_without_truth_is_refused(audited: Path) -> None:
+    run = open_run(next((audited / "runs").glob("mixed*/*/manifest.json")).parent)
+    config = Federation.model_validate(run.manifest["config"]).model_dump(mode="json")
+    closed = replace(run, manifest={**run.manifest, "config": {**config, "audit": False}})
+    with pytest.raises(Exception, match="record the run with `audit: true`"):
+        reveal(closed, observe(run.view("server")), None)
+
+
+def test_data_that_nobody_else_has_are_named() -> None:
+    task = yaml.safe_load("{dataset: heart-disease, model: mlp, partition: {kind: by-site}}")
+    federation = Federation.model_validate({"sites": 4, "task": task})
+    with pytest.raises(Exception, match="auxiliary data"):
+        Knowledge(federation).clean([])
+
+
+def test_the_denoiser_reads_noise_by_label() -> None:
+    aux, _ = low_rank(100)
+    rows = np.random.default_rng(0).normal(size=(4, 2000)).astype(np.float32)
+    rows[2:] *= 3
+    found: Denoiser = learn(aux, [seen_of(rows, ("8", "8", "0.5", "0.5"))])
+    assert found.noise["8"] == pytest.approx(1, rel=0.1)
+    assert found.noise["0.5"] == pytest.approx(9, rel=0.1)
