@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attacks import replay
 from fl_privacy.config import Federation
 from fl_privacy.dp import ldp
 from fl_privacy.launch.engine import Result, up
@@ -75,3 +76,10 @@ def test_levelled_buckets_have_one_noise_throughout(tmp_path: Path) -> None:
         # The update itself adds at most the clip's 1.0 to a norm of expected * sqrt(d).
         slack = 6 / np.sqrt(2 * row.size) + 1 / (expected * np.sqrt(row.size))
         assert row.std() == pytest.approx(expected, rel=slack)
+
+
+def test_the_attack_takes_the_published_merge_apart(published: Result) -> None:
+    """Budgets 6 and 8 are one bucket, so the least noisy site is picked; the truth is read from the shuffler's view."""
+    found = replay(Path(published.path), ["privacy-inference"], seeds=1)["privacy-inference"]["measures"]
+    assert found["unmixed_fraction"]["value"] > found["unmixed_fraction"]["chance"] + 0.02
+    assert found["cossim"]["groups"].keys() == {"epsilon<=1", "epsilon>4"}
