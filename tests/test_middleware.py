@@ -20,6 +20,7 @@ from aggregator_app.service import Aggregator
 from aggregator_app.state import ShardStore
 from fl_privacy.combine import mean, optimiser
 from fl_privacy.config import Federation
+from fl_privacy.dp import ldp
 from fl_privacy.log import Log
 from fl_privacy.protocol import Phase
 from fl_privacy.shard import masks
@@ -607,6 +608,23 @@ def test_parameters_come_in_no_order_of_names_or_arrival(order: list[int]) -> No
     found, counts = np.unique(codes, return_counts=True)
     assert len(found) == 6
     assert p_value(counts) > LEAST_P
+
+
+def test_levelled_buckets_have_one_noise_throughout() -> None:
+    """What unmixing by variance would go by is gone: every row of a bucket has the noise of its smallest budget."""
+    length = 100_000
+    levelled = federation(
+        route={"kind": "shuffler", "level": "parameter", "n_min": 3, "buckets": "levelled"},
+        privatise={"kind": "ldp", "clip": 1.0},
+    )
+    sent = [ldp.privatise(np.zeros(length, np.float32), 1.0, e, 1e-5, bytes([i]) * 32) for i, e in enumerate(EPSILONS)]
+    header = round_header("run", 1, length, layers=[length])
+    release, rows = asyncio.run(play(Shuffler(levelled, Quiet("shuffler")), header, [0, 1, 2], np.stack(sent)))
+    assert len(set(release.tiers)) == 1
+    assert np.std(sent[0]) != pytest.approx(np.std(sent[2]), rel=0.1)
+    for row in rows:
+        # The standard deviation of an estimate from n Gaussians is sigma / sqrt(2 n); six of them.
+        assert row.std() == pytest.approx(ldp.scale(1.0, float(release.tiers[0]), 1e-5), rel=6 / np.sqrt(2 * length))
 
 
 def test_layers_are_whole_and_of_mixed_clients() -> None:
