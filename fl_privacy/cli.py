@@ -107,15 +107,17 @@ def _program() -> str:
 def plan(config: Config, as_json: Json = False) -> None:
     """What a round will cost each party: messages, parameters, bytes."""
     from fl_privacy.tasks.workload import layout_of
+    from fl_privacy.theory import recombination
     from fl_privacy.theory.budget import tiers
     from fl_privacy.theory.cost import per_round
 
     federation = Federation.load(config)
     parameters = layout_of(federation).size
     costs, budgets = per_round(federation, parameters), tiers(federation)
+    space = recombination.of(federation, parameters)
     if as_json:
         rows = [{**vars(c), "bytes_in": c.bytes_in, "bytes_out": c.bytes_out} for c in costs]
-        found = {"parameters": parameters, "rounds": federation.rounds, "per_round": rows}
+        found = {"parameters": parameters, "rounds": federation.rounds, "per_round": rows, "recombination_log10": space}
         print(json.dumps({**found, "budgets": [vars(b) for b in budgets]}))
         return
     table = Table(
@@ -131,6 +133,9 @@ def plan(config: Config, as_json: Json = False) -> None:
         text = f"epsilon {b.epsilon:g} a round, {b.composed:.3f} after {federation.rounds} rounds: {b.sites} sites"
         warning = "; only one site has it, so its label names it" if b.sites == 1 else ""
         out.print(f"{text}, noise {b.scale:.4g} a parameter (unit: {b.unit}){warning}", highlight=False, soft_wrap=True)
+    if space is not None:
+        text = f"an update mixed with {federation.floor - 1} others can be put together in 10^{space:,.0f} ways"
+        out.print(f"{text}, which hides it only together with noise", highlight=False, soft_wrap=True)
 
 
 @app.command()

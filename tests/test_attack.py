@@ -24,29 +24,7 @@ from fl_privacy.shuffle import model, parameter
 from fl_privacy.transcript import open_run
 
 DELTA = 1e-5
-# The matrix of an audit that is small enough for a test: nothing protects the updates.
-MATRIX = """
-name: small
-title: A small audit
-seeds: [1]
-attacks: [privacy-inference]
-base:
-  sites: 20
-  cohort: 10
-  quorum: 10
-  rounds: 12
-  task: {dataset: digits, model: mlp, hidden: [16], partition: {kind: dirichlet, alpha: 0.1}}
-  route: {kind: server}
-cells:
-  open: {}
-measures: {linkage: links}
-tables:
-  - id: links
-    title: Linkage
-    corner: Method
-    columns: [{title: LinkAcc, measure: linkage}]
-    rows: [{title: Open, cell: open, paper: [0.875]}]
-"""
+PAPER = Path(__file__).parent.parent / "configs" / "papers" / "intrashuffler.yaml"
 
 
 def low_rank(
@@ -184,18 +162,23 @@ def test_the_truth_traces_every_value_through_a_shuffle() -> None:
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small audit: run, attacked and kept, by the command that a user gives."""
+    """The paper's matrix at its reduced size: run, attacked and kept, by the command that a user gives."""
     folder = tmp_path_factory.mktemp("audit")
-    (folder / "matrix.yaml").write_text(MATRIX)
-    said = json_of(cli("audit", folder / "matrix.yaml", "--out", folder / "out", "--keep-runs", "--json", timeout=400))
+    said = json_of(cli("audit", PAPER, "--reduced", "--out", folder, "--keep-runs", "--json", timeout=280))
     assert said["failures"] == []
-    return folder / "out"
+    return folder
+
+
+def measures(audited: Path, cell: str) -> dict[str, dict[str, float]]:
+    records = [json.loads(path.read_text()) for path in (audited / "cells").iterdir()]
+    found: dict[str, dict[str, float]] = next(r for r in records if r["cell"] == cell)["measures"]["privacy-inference"]
+    return found
 
 
 @pytest.fixture(scope="module")
 def run_dir(audited: Path) -> Path:
-    """The transcript of its one run."""
-    return next((audited / "runs").glob("open*/*/manifest.json")).parent
+    """The transcript of the run that nothing protects."""
+    return next((audited / "runs").glob("no-defence*/*/manifest.json")).parent
 
 
 @pytest.fixture(scope="module")
@@ -218,10 +201,16 @@ BEATEN = {
 
 
 def test_every_measure_beats_chance_where_nothing_protects(audited: Path) -> None:
-    record = json.loads(next((audited / "cells").iterdir()).read_text())
-    found = record["measures"]["privacy-inference"]
+    found = measures(audited, "no-defence")
     beaten = {name: found[name]["value"] - found[name]["chance"] for name in BEATEN}
     assert all(beaten[name] > least for name, least in BEATEN.items()), beaten
+
+
+def test_intrashuffler_with_noise_leaves_nothing_of_single_sites(audited: Path) -> None:
+    found = measures(audited, "intra")
+    for name in ("linkage", "surrogate_accuracy", "reassigned", "ari"):
+        assert abs(found[name]["value"] - found[name]["chance"]) < 0.12, name
+    assert found["cossim"]["value"] < 0.4 * measures(audited, "no-defence")["cossim"]["value"]
 
 
 def planted(run_dir: Path, shuffle: Callable[[NDArray[np.float32], bytes], None]) -> tuple[list[Observation], Truth]:
@@ -268,8 +257,10 @@ def test_the_command_prints_and_keeps_the_scores(run_dir: Path) -> None:
 
 def test_the_report_has_our_number_and_the_papers(audited: Path) -> None:
     report = (audited / "report.md").read_text()
-    assert "0.875" in report
-    assert (audited / "figures" / "links.svg").exists()
+    found = measures(audited, "no-defence")["surrogate_accuracy"]["value"]
+    assert f"{found:.3f}" in report
+    assert "0.780 ± 0.030" in report
+    assert (audited / "figures" / "table-2.svg").exists()
 
 
 # Bad input
