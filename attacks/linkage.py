@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
+TRIES = 10  # blind traces, for the chance of a presence
 WINDOW = 10  # rounds before and after that hold the candidates: the closed world
 
 
@@ -41,12 +43,23 @@ def nearest(features: Array, rounds: Ints) -> Ints:
     return np.where(allowed.any(axis=1), similarity.argmax(axis=1), -1)
 
 
-def presence(rows: Sequence[Array], invited: Sequence[frozenset[str]], mine: Mine) -> tuple[list[str], Array, Ints]:
-    """How much every later round looks as if a site were in it: sites, scores (rounds, sites), and the rounds.
+@dataclass(frozen=True)
+class Presence:
+    """How much later rounds (indices) look as if a site were in them: scores (rounds, sites), and with blind traces."""
 
-    The participants of the first half are known. A site's trace is the row, of a round that it was in, which has the
-    most likeness in the other rounds with it and the least in those without it. A later round's score is the largest
-    cosine of a row with the trace. `mine(round, site)` are the rows that the site's public budget allows to be its own.
+    names: list[str]
+    rounds: Ints
+    scores: Array
+    blind: Array  # (tries, rounds, sites)
+
+
+def presence(
+    rows: Sequence[Array], invited: Sequence[frozenset[str]], mine: Mine, rng: np.random.Generator
+) -> Presence:
+    """The participants of the first half are known.
+
+    A site's trace is the row, of a round that it was in, which has the most likeness in the other rounds with it and
+    the least in those without it. A later round's score is the largest cosine of a row with the trace.
     """
     half = len(rows) // 2
     units = [unit(found) for found in rows]
@@ -58,12 +71,17 @@ def presence(rows: Sequence[Array], invited: Sequence[frozenset[str]], mine: Min
             names.append(name)
             traces.append(_trace(units, likeness, there, partial(mine, site=name)))
     later = np.arange(half, len(rows))
-    scores = np.full((len(later), len(names)), -1.0)
-    for at, t in enumerate(later):
-        for column, name in enumerate(names):
-            if len(own := mine(round=int(t), site=name)):
-                scores[at, column] = (units[t][own] @ traces[column]).max()
-    return names, scores, later
+
+    def scored(tried: Array) -> Array:
+        found = [
+            [(units[t][mine(round=int(t), site=n)] @ v).max() for n, v in zip(names, tried, strict=True)] for t in later
+        ]
+        return np.array(found).reshape(len(later), len(names))
+
+    size = (TRIES, len(names), rows[0].shape[1])
+    return Presence(
+        names, later, scored(np.array(traces)), np.array([scored(tried) for tried in rng.normal(size=size)])
+    )
 
 
 def _trace(units: list[Array], likeness: list[Array], there: NDArray[np.bool_], mine: Callable[[int], Ints]) -> Array:

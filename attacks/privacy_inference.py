@@ -85,7 +85,7 @@ class Findings:
     linked: Ints
     linked_raw: Ints
     buckets: list[BucketFinding]
-    present: tuple[list[str], Array, Ints]
+    present: linkage.Presence
 
 
 def spread(seen: list[Observation], count: int) -> list[Observation]:
@@ -122,19 +122,21 @@ def examine(seen: list[Observation], knowledge: Knowledge, seed: int = 0) -> Fin
         linkage.nearest(features, rounds),
         linkage.nearest(raw, rounds),
         _buckets(seen, examples, denoiser, classes, clean, knowledge.progress, rng),
-        _presence(seen, relative, knowledge.federation),
+        _presence(seen, relative, knowledge.federation, rng),
     )
 
 
-def _presence(seen: list[Observation], rows: list[Array], federation: Federation) -> tuple[list[str], Array, Ints]:
-    """With the rows that carry the label which the site's own budget leads to: the largest one not above it."""
+def _presence(
+    seen: list[Observation], rows: list[Array], federation: Federation, rng: np.random.Generator
+) -> linkage.Presence:
+    """Among the rows whose label the site's own budget leads to: the largest one not above it, or the lowest."""
 
     def mine(round: int, site: str) -> Ints:
         budgets = np.array([budget(tier) for tier in seen[round].tiers])
         below = budgets[budgets <= (federation.site(site).epsilon or np.inf)]
-        return np.flatnonzero(budgets == below.max()) if len(below) else np.arange(0)
+        return np.flatnonzero(budgets == (below.max() if len(below) else budgets.min()))
 
-    return linkage.presence(rows, [one.invited for one in seen], mine)
+    return linkage.presence(rows, [one.invited for one in seen], mine, rng)
 
 
 def _denoise(one: Observation, denoiser: Denoiser) -> Array:

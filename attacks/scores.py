@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 TIERS = {"epsilon<=1": (0.0, 1.0), "1<epsilon<=4": (1.0, 4.0), "epsilon>4": (4.0, np.inf)}
 FOLDS = 5
+FEWEST_PAIRS = 10  # with a site, and without it
 
 
 @dataclass(frozen=True)
@@ -71,31 +72,34 @@ def _households(truth: Truth) -> int:
 
 
 def _cosines(findings: Findings, truth: Truth, rows: _Rows) -> dict[str, Measure]:
-    """Received and denoised updates against the clean ones; chance: against another site's clean one."""
-    raw, own, other, start = [], [], [], 0
+    """Received and denoised updates against the clean ones; chance: against those of the round's other sites."""
+    raw, recovered, start = [], [], 0
     for seen, one in zip(findings.seen, truth.rounds, strict=True):
         denoised = linkage.unit(findings.denoised[start : start + len(seen.rows)])
         start += len(seen.rows)
         clean = linkage.unit(one.clean.astype(np.float64))
-        recovered = denoised @ (clean @ findings.denoiser.directions).T
-        received = linkage.unit(seen.rows.astype(np.float64)) @ clean.T
-        index = np.arange(len(seen.rows))
-        raw.append(received[index, one.owners])
-        own.append(recovered[index, one.owners])
-        other.append((recovered.sum(axis=1) - own[-1]) / max(1, recovered.shape[1] - 1))
-    cosine, chance = np.concatenate(own), float(np.concatenate(other).mean())
-    budgets = [e for e in np.unique(rows.epsilon) if np.isfinite(e)]
-    curve = [float(cosine[rows.epsilon == e].mean()) for e in budgets]
-    rows.curve.update({f"{e:g}": value for e, value in zip(budgets, curve, strict=True)})
+        raw.append(_own_and_other(linkage.unit(seen.rows.astype(np.float64)) @ clean.T, one.owners))
+        recovered.append(_own_and_other(denoised @ (clean @ findings.denoiser.directions).T, one.owners))
+    (raw_own, raw_other), (own, other) = np.concatenate(raw, axis=1), np.concatenate(recovered, axis=1)
     made = {
-        "cossim_raw": Measure(float(np.concatenate(raw).mean()), 0.0),
-        "cossim": Measure(float(cosine.mean()), chance, rows.by_tier(cosine)),
+        "cossim_raw": Measure(float(raw_own.mean()), float(raw_other.mean())),
+        "cossim": Measure(float(own.mean()), float(other.mean()), rows.by_tier(own)),
     }
+    budgets = [e for e in np.unique(rows.epsilon) if np.isfinite(e)]
+    curve, chance = ([float(values[rows.epsilon == e].mean()) for e in budgets] for values in (own, other))
+    rows.curve.update({f"{e:g}": value for e, value in zip(budgets, curve, strict=True)})
     if len(budgets) > 1:
         at = np.log2(budgets)
-        area = float(np.trapezoid(curve, at) / (at[-1] - at[0]))
-        made |= {"cos_auc": Measure(area, chance), "delta_cos": Measure(curve[-1] - curve[0], 0.0)}
+        area, blind = (float(np.trapezoid(values, at) / (at[-1] - at[0])) for values in (curve, chance))
+        made["cos_auc"] = Measure(area, blind)
+        made["delta_cos"] = Measure(curve[-1] - curve[0], chance[-1] - chance[0])
     return made
+
+
+def _own_and_other(cosines: Array, owners: Ints) -> Array:
+    """Of each row, the cosine with its owner's update and the mean of those with the others'."""
+    own = cosines[np.arange(len(cosines)), owners]
+    return np.stack([own, (cosines.sum(axis=1) - own) / max(1, cosines.shape[1] - 1)])
 
 
 def _attributes(findings: Findings, truth: Truth, rows: _Rows) -> dict[str, Measure]:
@@ -167,29 +171,35 @@ def _links(findings: Findings, rows: _Rows) -> dict[str, Measure]:
 
 def _unmixing(findings: Findings, truth: Truth) -> dict[str, Measure]:
     """Share of a site's coordinates that was put together again; and of the least noisy site of merged buckets."""
-    rebuilt, chances, picked, cosines, luck = [], [], [], [], []
+    rng = np.random.default_rng(0)
+    rebuilt, picked, cosines = [], [], []
     for bucket in findings.buckets:
         one = truth.rounds[bucket.round]
         sources = one.sources[bucket.rows]
         if bucket.reassembled is not None:
-            rebuilt.append(_largest(bucket.reassembled, sources, len(one.sites)))
-            chances.append(_largest(_mixed(sources), sources, len(one.sites)))
+            choices = (bucket.reassembled, np.argsort(rng.random(sources.shape), axis=0))
+            rebuilt.append([_largest(choice, sources, len(one.sites)) for choice in choices])
         budgets = _budgets(bucket, one, truth)
         if len(np.unique(budgets)) > 1:
             target = one.owners[bucket.rows][int(np.argmax(budgets))]
-            taken = np.take_along_axis(sources, bucket.least_noisy[None, :], axis=0)[0]
-            values = findings.seen[bucket.round].rows[bucket.rows][bucket.least_noisy, np.arange(sources.shape[1])]
-            sent = one.sent[target]
-            picked.append(float((taken == target).mean()))
-            cosines.append(float(values @ sent / (np.linalg.norm(values) * np.linalg.norm(sent))))
-            luck.append(1 / len(bucket.rows))
-    made = {}
-    if rebuilt:
-        made["reassigned"] = Measure(float(np.mean(rebuilt)), float(np.mean(chances)))
-    if picked:
-        made["unmixed_fraction"] = Measure(float(np.mean(picked)), float(np.mean(luck)))
-        made["unmixed_cosine"] = Measure(float(np.mean(cosines)), float(np.mean(luck)))
-    return made
+            rows = findings.seen[bucket.round].rows[bucket.rows]
+            choices = (bucket.least_noisy, np.asarray(rng.integers(len(rows), size=rows.shape[1])))
+            found = [_pick(choice, rows, sources, one.sent[target], target) for choice in choices]
+            picked.append([fraction for fraction, _ in found])
+            cosines.append([cosine for _, cosine in found])
+    made = {"reassigned": rebuilt, "unmixed_fraction": picked, "unmixed_cosine": cosines}
+    means = {name: np.mean(pairs, axis=0) for name, pairs in made.items() if pairs}
+    return {name: Measure(float(value), float(chance)) for name, (value, chance) in means.items()}
+
+
+def _pick(
+    choice: Ints, rows: NDArray[np.float32], sources: NDArray[np.int16], sent: NDArray[np.float32], target: int
+) -> tuple[float, float]:
+    """Of one row of choices: the fraction that is the target's, and the cosine with what it sent."""
+    at = np.arange(len(choice))
+    values = rows[choice, at]
+    cosine = float(values @ sent / (np.linalg.norm(values) * np.linalg.norm(sent)))
+    return float((sources[choice, at] == target).mean()), cosine
 
 
 def _budgets(bucket: BucketFinding, one: RoundTruth, truth: Truth) -> Array:
@@ -205,18 +215,17 @@ def _largest(choice: Ints, sources: NDArray[np.int16], participants: int) -> flo
     return float(found[rows, columns].mean())
 
 
-def _mixed(sources: NDArray[np.int16]) -> Ints:
-    """Choices made blindly."""
-    return np.argsort(np.random.default_rng(0).random(sources.shape), axis=0)
-
-
 def _presence(findings: Findings, truth: Truth) -> dict[str, Measure]:
-    """Area under the curve of telling the later rounds with a site from those without it."""
-    names, scores, rounds = findings.present
+    """Area under the ROC curve over all pairs of a site and a later round; chance: the same with blind traces."""
+    found = findings.present
     index = {name: k for k, name in enumerate(truth.federation.site_names)}
-    found = []
-    for column, name in enumerate(names):
-        there = np.array([index[name] in truth.rounds[t].sites for t in rounds])
-        if there.any() and not there.all():
-            found.append(roc_auc_score(there, scores[:, column]))
-    return {"presence": Measure(float(np.mean(found)), 0.5)} if found else {}
+    there = np.array([[index[name] in truth.rounds[t].sites for name in found.names] for t in found.rounds], bool)
+    if min(there.sum(), (~there).sum()) < FEWEST_PAIRS:
+        return {}
+    chance = np.mean([_auc(there, blind) for blind in found.blind])
+    return {"presence": Measure(_auc(there, found.scores), float(chance))}
+
+
+def _auc(there: NDArray[np.bool_], scores: Array) -> float:
+    """Every site's scores relative to their own mean, for traces differ in how much anything is like them."""
+    return float(roc_auc_score(there.ravel(), (scores - scores.mean(axis=0)).ravel()))

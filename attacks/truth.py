@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from attacks.auxiliary import above_median
 from attacks.observed import Observation
 from fl_privacy.config import Federation
 from fl_privacy.errors import TranscriptError
+from fl_privacy.shuffle.job import Job, mix, top_up
 from fl_privacy.tasks import lcl
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript.read import Run
@@ -53,22 +54,38 @@ def reveal(run: Run, seen: list[Observation], data_dir: Path | None) -> Truth:
 
 
 def _round(run: Run, federation: Federation, one: Observation) -> RoundTruth:
-    observer = "shuffler" if federation.route.kind == "shuffler" else "server"
-    view = run.view(observer)
-    named = sorted((e["row"], e["name"]) for e in view.events(one.round) if "row" in e)
-    names = [name for _, name in named]
-    sent = view.round(one.round).arrays["updates"]
-    clean = np.stack([run.truth(name).round(one.round).arrays["update"] for name in names])
+    shuffled = federation.route.kind == "shuffler"
+    view = run.view("shuffler" if shuffled else "server")
+    attempt = run.view("server").attempts(one.round)[-1]
+    events = view.events(one.round, attempt)
+    names = [name for _, name in sorted((e["row"], e["name"]) for e in events if e.get("kind") == "row")]
+    sent = view.round(one.round, attempt).arrays["updates"]
+    truths = (run.truth(name).round(one.round, attempt if shuffled else "server") for name in names)
+    clean = np.stack([found.arrays["update"] for found in truths])
     sites = np.array([federation.site_names.index(name) for name in names])
-    sources = origins(one.rows, sent)
+    jobs = [Job.from_json(event["job"]) for event in events if event.get("kind") == "mixing"]
+    if shuffled and not jobs:
+        raise TranscriptError(f"{view.folder}: does not say how round {one.round} was mixed; record the run anew")
+    sources, sent = mixed(jobs[0], sent) if shuffled else (whole(sent), sent)
+    if not np.array_equal(np.take_along_axis(sent, sources.astype(np.int64), axis=0), one.rows):
+        raise TranscriptError(f"{view.folder}: what it sent in round {one.round} is not what the server received")
     return RoundTruth(sites, sent, clean, sources, owners_of(sources))
 
 
-def origins(rows: NDArray[np.float32], sent: NDArray[np.float32]) -> NDArray[np.int16]:
-    """Which sent row every received value is from: by rank in its column, for a shuffle only permutes columns."""
-    found = np.empty(rows.shape, np.int16)
-    np.put_along_axis(found, np.argsort(rows, axis=0), np.argsort(sent, axis=0).astype(np.int16), axis=0)
-    return found
+def mixed(job: Job, sent: NDArray[np.float32]) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    """The shuffler's job done again on row numbers: the origin of every value; and the updates with topped-up noise."""
+    numbers = whole(sent).astype(np.float32)
+    mix(numbers, replace(job, sets=tuple(replace(group, top_ups=()) for group in job.sets)))
+    topped = sent.copy()
+    for group in job.sets:
+        for member, top in zip(group.members, group.top_ups, strict=bool(group.top_ups)):
+            top_up(topped[member], top)
+    return numbers.astype(np.int16), topped
+
+
+def whole(sent: NDArray[np.float32]) -> NDArray[np.int16]:
+    """Sources of rows that nobody mixed."""
+    return np.tile(np.arange(len(sent), dtype=np.int16)[:, None], sent.shape[1])
 
 
 def shares(sources: NDArray[np.int16], participants: int) -> NDArray[np.float64]:

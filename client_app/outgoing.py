@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +51,20 @@ class Outgoing:
         if self._mechanism is None or self.ledger is None:
             update = train()
         else:
-            update = self._private(name, round, train, self._mechanism, self.ledger)
+            with self._alone():
+                update = self._private(name, round, train, self._mechanism, self.ledger)
         self._last = (name, update)
         return update
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process of a site at a time (a simulation may have two): the second finds what the first has made."""
+        handle = os.open(self._box.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
     def _private(self, name: str, round: int, train: Train, mechanism: Mechanism, ledger: Ledger) -> Array:
         update = self._kept(name)

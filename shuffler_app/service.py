@@ -9,6 +9,7 @@ from fl_privacy.config import Federation, Ldp, ShufflerRoute
 from fl_privacy.errors import ConfigError
 from fl_privacy.log import Log
 from fl_privacy.shuffle import Matrix, keys
+from fl_privacy.shuffle.job import Job, MixingSet, TopUp
 from fl_privacy.shuffle.mixing import Group, groups
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
@@ -16,7 +17,7 @@ from fl_privacy.wire.buffers import give_back, keep_buffers
 from fl_privacy.wire.middleware import Attempt, Middleware, Parts, RunState
 from fl_privacy.wire.stream import chunks
 
-from .mixer import Job, MixingSet, TopUp, mix_apart
+from .mixer import mix_apart
 
 
 class Shuffler(Middleware):
@@ -40,13 +41,15 @@ class Shuffler(Middleware):
         give_back()
         try:
             matrix, tiers = await asyncio.to_thread(rows.gather, clients)
+            job, labels = self._plan(tiers, attempt)
             if self.recorder is not None:
-                events = [{"name": name, "row": row} for row, name in enumerate(clients)]
+                events = [{"kind": "row", "name": name, "row": row} for row, name in enumerate(clients)]
+                # How they are mixed, keys and all: with it the origin of every value can be told, and only with it.
+                events.append({"kind": "mixing", "job": job.to_json()})
                 await asyncio.to_thread(
                     self.recorder.record, spec.round, spec.attempt, {"updates": matrix}, tiers, events
                 )
-            job, labels = self._plan(tiers, attempt)
-            await asyncio.to_thread(mix_apart, matrix, rows.file, job)
+            await asyncio.to_thread(mix_apart, matrix, rows, job)
             self.log("released", run=spec.run, round=spec.round, count=len(clients))
             header = pb.ReleaseHeader(phase="released", count=len(clients), tiers=labels, length=spec.length)
             for part in chunks(pb.Chunk(release=header), matrix):

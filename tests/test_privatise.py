@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +22,10 @@ from fl_privacy.dp.ledger import LedgerError
 from fl_privacy.dp.policy import Policy, PolicyError
 from fl_privacy.errors import ConfigError, FederationError, ProtocolError
 from fl_privacy.shuffle import parameter
+from fl_privacy.shuffle.job import Job, MixingSet, TopUp, mix
 from fl_privacy.shuffle.mixing import groups
 from fl_privacy.wire.rows import Rows
-from shuffler_app.mixer import Job, MixingSet, TopUp, mix, mix_apart
+from shuffler_app.mixer import mix_apart
 
 DELTA = 1e-5
 KEY = b"k" * 32
@@ -83,7 +87,7 @@ def test_mixing_apart_gives_what_mixing_here_gives() -> None:
     apart, _ = store.gather(names)
     here = apart.copy()
     assert kernels.choose(apart.size) == "numba"
-    mix_apart(apart, store.file, job)
+    mix_apart(apart, store, job)
     assert not np.array_equal(apart, np.sort(apart, axis=0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FL_PRIVACY_KERNELS", "numpy")
@@ -95,7 +99,7 @@ def test_a_mixer_that_cannot_work_is_an_error() -> None:
     store = Rows(4, 2**18)
     job = Job("parameter", 4, 2**18, (2**18,), (MixingSet((0, 9), b"a" * 32),))
     with pytest.raises(ProtocolError, match="exit code 1"):
-        mix_apart(np.empty((4, 2**18), np.float32), store.file, job)
+        mix_apart(np.empty((4, 2**18), np.float32), store, job)
 
 
 def test_a_round_that_no_machine_could_hold_is_refused() -> None:
@@ -205,6 +209,38 @@ def test_a_policy_that_demands_noise_refuses_a_federation_without_it(tmp_path: P
         policy.check(Federation.parse("sites: 3"), "site-0")
     with pytest.raises(PolicyError, match="not private"):
         policy.check(Federation.parse(CONFIG.replace("name: here", "reproducible: true")), "b")
+
+
+def test_a_policy_refuses_an_audit_unless_it_allows_one(tmp_path: Path) -> None:
+    """Under `audit: true` a site writes its updates down without noise."""
+    audited = Federation.parse(CONFIG.replace("name: here", "audit: true"))
+    policy = Policy.load(policy_file(tmp_path))
+    with pytest.raises(PolicyError, match="audit"):
+        policy.check(audited, "b")
+    policy.model_copy(update={"audit": True}).check(audited, "b")
+
+
+def test_two_processes_of_a_site_send_the_same_bytes_for_one_charge(tmp_path: Path) -> None:
+    """The second begins the same attempt while the first is still training."""
+    one, two = (Outgoing(federation(tmp_path), "a", tmp_path) for _ in range(2))
+    training, go_on = threading.Event(), threading.Event()
+
+    def slow() -> np.ndarray:
+        training.set()
+        assert go_on.wait(10)
+        return ones()
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(one.prepare, "run", 1, "", slow)
+        assert training.wait(10)
+        second = pool.submit(two.prepare, "run", 1, "", never)
+        time.sleep(0.1)
+        assert not second.done()
+        go_on.set()
+        assert np.array_equal(first.result(10), second.result(10))
+    again = Outgoing(federation(tmp_path), "a", tmp_path)
+    assert again.ledger is not None
+    assert again.ledger.report()["charges"] == 1
 
 
 @pytest.mark.parametrize(

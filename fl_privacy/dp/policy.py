@@ -30,6 +30,7 @@ class Policy(BaseModel):
     routes: tuple[str, ...] = ("shuffler", "shards")
     tasks: tuple[str, ...] = Field(description="data sets that may be trained on")
     noise: bool = Field(True, description="whether updates must be privatised")
+    audit: bool = Field(False, description="whether clean updates may be written down, for attacks to be scored")
     units: tuple[str, ...] = Field(("site",), description="what must be protected: the whole site, or single records")
 
     @classmethod
@@ -56,6 +57,8 @@ class Policy(BaseModel):
             )
         if federation.reproducible and self.noise:
             raise PolicyError("policy: a reproducible run is not private, and this site demands noise")
+        if federation.audit and not self.audit:
+            raise PolicyError("policy: audit is not allowed here, for it writes updates down without noise; use false")
         if federation.privatise.kind == "none":
             if self.noise:
                 raise PolicyError("policy: updates must be privatised here, and privatise.kind is none")

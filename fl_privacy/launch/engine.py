@@ -87,32 +87,34 @@ def up(
 def _follow(ground: Ground, control: Any, flower_run: int, watch: Callable[[Ground], None]) -> tuple[str, str]:
     """Until the server says that the run is over, or Flower or a process gives up.
 
-    Where Flower gives up and the server has said nothing (its runtime did not come up, as Ray's does not within 30 s
-    on a loaded machine), the run is submitted again.
+    Where Flower gives up before the server had its sites (Ray's runtime does not always come up within its 30 s on a
+    loaded machine), nothing has been asked of a site, and the run is submitted again.
     """
-    checked, again = time.monotonic(), RESTARTS
+    checked, again, begun = time.monotonic(), RESTARTS, False
     tail = Tail(ground.run_dir / "logs" / "server.log")
     while True:
         watch(ground)
-        if end := _end(tail):
+        events = tail.poll()
+        if end := _end(events):
             return end
+        begun = begun or any(event["event"] == "started" for event in events)
         if time.monotonic() - checked > STATUS_EVERY:
             checked = time.monotonic()
             ground.fleet.check()
             found = control.status(flower_run)
-            if found.status == "finished" and (end := _end(tail)):
-                return end
-            if found.status == "finished" and not again:
-                return "failed", found.details or "the ServerApp failed; see superlink.log"
             if found.status == "finished":
+                if end := _end(tail.poll()):
+                    return end
+                if begun or not again or found.sub_status != "failed":
+                    return "failed", found.details or "the ServerApp failed; see superlink.log"
                 again -= 1
                 flower_run = control.start_again()
         time.sleep(POLL)
 
 
-def _end(tail: Tail) -> tuple[str, str] | None:
+def _end(events: list[dict[str, Any]]) -> tuple[str, str] | None:
     """What the server has said of the run's end, and why."""
-    ends = [event for event in tail.poll() if event["event"] in ("completed", "failed")]
+    ends = [event for event in events if event["event"] in ("completed", "failed")]
     return (str(ends[0]["event"]), str(ends[0].get("reason", ""))) if ends else None
 
 

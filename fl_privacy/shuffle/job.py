@@ -1,0 +1,77 @@
+"""One round's mixing as a plan that can be handed to another process, recorded, and done again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.dp.noise import standard_normal
+from fl_privacy.shuffle import LEVELS, Matrix, reorder
+
+
+@dataclass(frozen=True)
+class TopUp:
+    """Noise that a row lacks: its standard deviation and its key."""
+
+    deviation: float
+    key: bytes
+
+
+@dataclass(frozen=True)
+class MixingSet:
+    """Rows that are shuffled together; with levelled buckets, what each is brought to the same noise by."""
+
+    members: tuple[int, ...]
+    key: bytes
+    top_ups: tuple[TopUp, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One round's mixing: the sets, each on its own, in the order in which the rows are left."""
+
+    level: str
+    rows: int
+    length: int
+    layers: tuple[int, ...]  # where each ends
+    sets: tuple[MixingSet, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=bytes.hex)
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """Back again; written by hand, for a validating library would take as much memory as the round has to spare."""
+        fields = json.loads(text)
+        sets = [
+            MixingSet(
+                tuple(made["members"]),
+                bytes.fromhex(made["key"]),
+                tuple(TopUp(top["deviation"], bytes.fromhex(top["key"])) for top in made["top_ups"]),
+            )
+            for made in fields.pop("sets")
+        ]
+        return cls(**fields, sets=tuple(sets))
+
+
+def mix(matrix: Matrix, job: Job) -> None:
+    """Do the job here, in place."""
+    reorder(matrix, [member for group in job.sets for member in group.members])
+    layers = [slice(start, end) for start, end in zip((0, *job.layers[:-1]), job.layers, strict=True)]
+    done = 0
+    for group in job.sets:
+        part = matrix[done : done + len(group.members)]
+        for row, top in zip(part, group.top_ups, strict=bool(group.top_ups)):
+            top_up(row, top)
+        LEVELS[job.level](part, group.key, layers)
+        done += len(group.members)
+
+
+def top_up(row: NDArray[np.float32], top: TopUp) -> None:
+    """Add the noise that a row lacks, in place."""
+    noise = standard_normal(row.size, top.key)
+    noise *= np.float32(top.deviation)
+    row += noise
