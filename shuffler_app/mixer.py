@@ -15,11 +15,13 @@ from fl_privacy.shuffle import Matrix
 from fl_privacy.shuffle.job import Job, mix
 from fl_privacy.wire.rows import Rows, mapped
 
+LARGE = 2**26  # entries: below, the numpy kernels are done before a process with the compiled ones has started
+
 
 def mix_apart(matrix: Matrix, rows: Rows, job: Job) -> None:
-    """Do the job on the matrix that lies in `rows`: in a process of its own where compiled kernels are used."""
-    if kernels.choose(matrix.size) == "numpy":
-        mix(matrix, job)
+    """Do the job on the matrix that lies in `rows`; in a process of its own, compiled, where that is the faster way."""
+    if matrix.size < LARGE or kernels.choose(matrix.size) == "numpy":
+        mix(matrix, job, "numpy")
         return
     command = [sys.executable, "-m", "shuffler_app.mixer", str(rows.file)]
     done = subprocess.run(command, input=job.to_json().encode(), pass_fds=(rows.file,), stdout=subprocess.DEVNULL)

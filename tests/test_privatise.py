@@ -25,6 +25,7 @@ from fl_privacy.shuffle import parameter
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp, mix
 from fl_privacy.shuffle.mixing import groups
 from fl_privacy.wire.rows import Rows
+from shuffler_app import mixer
 from shuffler_app.mixer import mix_apart
 
 DELTA = 1e-5
@@ -74,8 +75,9 @@ def test_topping_up_brings_a_row_to_the_noise_of_the_weakest() -> None:
         assert row.std() == pytest.approx(ldp.scale(1.0, 0.5, DELTA), rel=6 / np.sqrt(2 * size))
 
 
-def test_mixing_apart_gives_what_mixing_here_gives() -> None:
-    """A million entries go to a process of their own, compiled; the same job in this one, by the numpy twin."""
+def test_mixing_apart_gives_what_mixing_here_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large rounds go to a process of their own, compiled; the same job in this one, by the numpy twin."""
+    monkeypatch.setattr(mixer, "LARGE", 2**20)
     length, tops = 2**18, (TopUp(0.5, b"t" * 32), TopUp(0.0, b"u" * 32))
     first, second = MixingSet((3, 1), b"a" * 32, tops), MixingSet((0, 2), b"b" * 32)
     job = Job("parameter", 4, length, (length,), (first, second))
@@ -89,13 +91,12 @@ def test_mixing_apart_gives_what_mixing_here_gives() -> None:
     assert kernels.choose(apart.size) == "numba"
     mix_apart(apart, store, job)
     assert not np.array_equal(apart, np.sort(apart, axis=0))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FL_PRIVACY_KERNELS", "numpy")
-        mix(here, job)
+    mix(here, job, "numpy")
     assert np.array_equal(apart, here)
 
 
-def test_a_mixer_that_cannot_work_is_an_error() -> None:
+def test_a_mixer_that_cannot_work_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixer, "LARGE", 2**20)
     store = Rows(4, 2**18)
     job = Job("parameter", 4, 2**18, (2**18,), (MixingSet((0, 9), b"a" * 32),))
     with pytest.raises(ProtocolError, match="exit code 1"):

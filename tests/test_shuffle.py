@@ -187,7 +187,7 @@ def test_same_key_same_result_other_key_another() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_nothing_to_shuffle(shape: tuple[int, int], level: str) -> None:
     matrix = np.ones(shape, np.float32)
-    LEVELS[level](matrix, key(1), [slice(0, shape[1])])
+    LEVELS[level](matrix, key(1), [slice(0, shape[1])], None)
     assert np.array_equal(matrix, np.ones(shape, np.float32))
 
 
@@ -212,7 +212,7 @@ def read_only() -> NDArray[np.float32]:
 )
 def test_wrong_arguments_are_refused_in_one_line(level: str, matrix: object, secret: object, words: str) -> None:
     with pytest.raises(FederationError, match=words) as caught:
-        LEVELS[level](matrix, secret, [slice(0, 3)])  # type: ignore[arg-type]
+        LEVELS[level](matrix, secret, [slice(0, 3)], None)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 

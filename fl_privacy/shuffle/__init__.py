@@ -8,12 +8,13 @@ from fl_privacy.shuffle import layer, model, parameter
 from fl_privacy.shuffle.check import Matrix
 from fl_privacy.shuffle.rows import reorder
 
-Level = Callable[[Matrix, bytes, Sequence[slice]], None]
+Level = Callable[[Matrix, bytes, Sequence[slice], str | None], None]
 
+# By matrix, key, layers and, where there are kernels, their backend.
 LEVELS: dict[str, Level] = {
-    "model": lambda matrix, key, layers: model.shuffle(matrix, key),
-    "layer": layer.shuffle,
-    "parameter": lambda matrix, key, layers: parameter.shuffle(matrix, key),
+    "model": lambda matrix, key, layers, backend: model.shuffle(matrix, key),
+    "layer": lambda matrix, key, layers, backend: layer.shuffle(matrix, key, layers),
+    "parameter": lambda matrix, key, layers, backend: parameter.shuffle(matrix, key, backend=backend),
 }
 
 __all__ = ["LEVELS", "Level", "Matrix", "reorder"]

@@ -57,21 +57,21 @@ class Job:
         return cls(**fields, sets=tuple(sets))
 
 
-def mix(matrix: Matrix, job: Job) -> None:
-    """Do the job here, in place."""
+def mix(matrix: Matrix, job: Job, backend: str | None = None) -> None:
+    """Do the job here, in place; the backend of the kernels changes the speed, never the result."""
     reorder(matrix, [member for group in job.sets for member in group.members])
     layers = [slice(start, end) for start, end in zip((0, *job.layers[:-1]), job.layers, strict=True)]
     done = 0
     for group in job.sets:
         part = matrix[done : done + len(group.members)]
         for row, top in zip(part, group.top_ups, strict=bool(group.top_ups)):
-            top_up(row, top)
-        LEVELS[job.level](part, group.key, layers)
+            top_up(row, top, backend)
+        LEVELS[job.level](part, group.key, layers, backend)
         done += len(group.members)
 
 
-def top_up(row: NDArray[np.float32], top: TopUp) -> None:
+def top_up(row: NDArray[np.float32], top: TopUp, backend: str | None = None) -> None:
     """Add the noise that a row lacks, in place."""
-    noise = standard_normal(row.size, top.key)
+    noise = standard_normal(row.size, top.key, backend=backend)
     noise *= np.float32(top.deviation)
     row += noise
