@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy import vector
-from fl_privacy.config import Federation, FedProx
+from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
-from fl_privacy.tasks import lcl, models
+from fl_privacy.tasks import lcl
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.datasets import load
-from fl_privacy.tasks.train import Recipe, fit
+from fl_privacy.tasks.train import fit
+from fl_privacy.tasks.workload import model_of, recipe_of
 
 SITES = 96  # of its own making, where the data do not come by site
 Labels = NDArray[np.int64]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,9 @@ class Trainer:
     """The federation's public training protocol, run by the attacker on its own data."""
 
     def __init__(self, federation: Federation, auxiliary: Auxiliary) -> None:
-        task = federation.task
         self._auxiliary = auxiliary
-        shape, outputs = auxiliary.sites[0].x.shape[1:], _outputs(federation)
-        self._model = models.build(task.model, shape, outputs, federation.seed, task.hidden)
+        self._model, self._recipe = model_of(federation), recipe_of(federation)
         self._layout = vector.flatten(self._model)[1]
-        mu = federation.combine.mu if isinstance(federation.combine, FedProx) else 0.0
-        self._recipe = Recipe(**task.train.model_dump(), proximal=mu)
 
     def updates(self, start: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
         """The clean update of every auxiliary site from this model."""
@@ -102,9 +98,3 @@ class Trainer:
             fit(self._model, data, self._recipe, seed + index)
             made[index] = vector.flatten(self._model)[0] - start
         return made
-
-
-def _outputs(federation: Federation) -> int:
-    from fl_privacy.tasks.catalog import CATALOG
-
-    return CATALOG[federation.task.dataset].classes

@@ -38,8 +38,8 @@ def candidates(rounds: Ints) -> NDArray[np.bool_]:
 
 def nearest(features: Array, rounds: Ints) -> Ints:
     """For each update the most similar candidate, by cosine; -1 where there is none."""
-    allowed = candidates(rounds)
-    similarity = np.where(allowed, unit(features) @ unit(features).T, -np.inf)
+    allowed, units = candidates(rounds), unit(features)
+    similarity = np.where(allowed, units @ units.T, -np.inf)
     return np.where(allowed.any(axis=1), similarity.argmax(axis=1), -1)
 
 

@@ -24,7 +24,6 @@ from fl_privacy.config import Federation, Ldp
 from fl_privacy.dp import ldp
 from fl_privacy.transcript.read import View
 
-NAME = "privacy-inference"
 ROUNDS = 4  # at whose models auxiliary updates are made
 TAKEN_APART = 10  # rounds whose buckets are put together again
 
@@ -40,7 +39,7 @@ class Knowledge:
     federation: Federation
     data_dir: Path | None = None
     progress: Progress = lambda step: None
-    _made: tuple[Array, NDArray[np.float32], Ints] | None = field(default=None, repr=False)
+    _made: tuple[NDArray[np.float32], Ints] | None = field(default=None, repr=False)
 
     def clean(self, seen: list[Observation]) -> tuple[NDArray[np.float32], Ints]:
         """Clean updates of the auxiliary sites at some rounds' models, (rounds, sites, parameters), and attributes."""
@@ -52,8 +51,8 @@ class Knowledge:
             for number, one in enumerate(chosen):
                 self.progress(f"auxiliary updates, model {number + 1} of {len(chosen)}")
                 made.append(self._clipped(trainer.updates(one.model, one.round)))
-            self._made = np.array([one.round for one in chosen], float), np.stack(made), own.labels
-        return self._made[1], self._made[2]
+            self._made = np.stack(made), own.labels
+        return self._made
 
     def _clipped(self, updates: NDArray[np.float32]) -> NDArray[np.float32]:
         privatise = self.federation.privatise
@@ -156,12 +155,12 @@ def _predict(
 ) -> Ints:
     """The attribute of the site behind every row."""
     trained = {tier: surrogate.attributes(examples, denoiser, tier, rng) for tier in sorted(denoiser.noise)}
-    said = [
-        trained[tier].predict(features[None, :LEADING])[0]
-        for one, rows in zip(seen, relative, strict=True)
-        for tier, features in zip(one.tiers, rows, strict=True)
-    ]
-    return np.array(said, np.int64)
+    features = np.concatenate(relative)[:, :LEADING]
+    labels = np.array([tier for one in seen for tier in one.tiers])
+    said = np.empty(len(labels), np.int64)
+    for tier, reader in trained.items():
+        said[labels == tier] = reader.predict(features[labels == tier])
+    return said
 
 
 def _buckets(

@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score, roc_auc_score
 from sklearn.model_selection import GroupKFold, cross_val_score
 
-from attacks import linkage, surrogate
+from attacks import linkage, surrogate, unmixing
 from attacks.denoiser import LEADING
 from attacks.privacy_inference import BucketFinding, Findings
 from attacks.truth import RoundTruth, Truth, shares
@@ -35,9 +35,10 @@ class Measure:
 
 def score(findings: Findings, truth: Truth) -> dict[str, Any]:
     """All measures by name, and the curve of recovered cosine over the budgets."""
-    rows = _Rows(findings, truth)
+    rows = _Rows(truth)
+    cosines, curve = _cosines(findings, truth, rows)
     measures = {
-        **_cosines(findings, truth, rows),
+        **cosines,
         **_attributes(findings, truth, rows),
         **_links(findings, rows),
         **_unmixing(findings, truth),
@@ -45,21 +46,20 @@ def score(findings: Findings, truth: Truth) -> dict[str, Any]:
     }
     return {
         "measures": {name: asdict(measure) for name, measure in measures.items()},
-        "curves": {"cosine_by_epsilon": rows.curve},
+        "curves": {"cosine_by_epsilon": curve},
     }
 
 
 class _Rows:
     """The truth about every row of every round, in the findings' order."""
 
-    def __init__(self, findings: Findings, truth: Truth) -> None:
+    def __init__(self, truth: Truth) -> None:
         self.site = np.concatenate([one.sites[one.owners] for one in truth.rounds])
         self.label = truth.labels[self.site]
         budgets = [site.epsilon for site in truth.federation.sites]
         self.epsilon = np.array([np.inf if e is None else e for e in budgets])[self.site]
         # A household stands behind several sites: a probe must not know it from another window.
         self.group = self.site % _households(truth)
-        self.curve: dict[str, float] = {}
 
     def by_tier(self, values: Array) -> dict[str, float]:
         inside = {name: (self.epsilon > low) & (self.epsilon <= high) for name, (low, high) in TIERS.items()}
@@ -71,8 +71,11 @@ def _households(truth: Truth) -> int:
     return len(LCL_HOUSEHOLDS) if truth.federation.task.dataset == "lcl" else len(truth.federation.sites)
 
 
-def _cosines(findings: Findings, truth: Truth, rows: _Rows) -> dict[str, Measure]:
-    """Received and denoised updates against the clean ones; chance: against those of the round's other sites."""
+def _cosines(findings: Findings, truth: Truth, rows: _Rows) -> tuple[dict[str, Measure], dict[str, float]]:
+    """Received and denoised updates against the clean ones, and the latter by budget.
+
+    Chance: against the clean updates of the round's other sites.
+    """
     raw, recovered, start = [], [], 0
     for seen, one in zip(findings.seen, truth.rounds, strict=True):
         denoised = linkage.unit(findings.denoised[start : start + len(seen.rows)])
@@ -87,13 +90,12 @@ def _cosines(findings: Findings, truth: Truth, rows: _Rows) -> dict[str, Measure
     }
     budgets = [e for e in np.unique(rows.epsilon) if np.isfinite(e)]
     curve, chance = ([float(values[rows.epsilon == e].mean()) for e in budgets] for values in (own, other))
-    rows.curve.update({f"{e:g}": value for e, value in zip(budgets, curve, strict=True)})
     if len(budgets) > 1:
         at = np.log2(budgets)
         area, blind = (float(np.trapezoid(values, at) / (at[-1] - at[0])) for values in (curve, chance))
         made["cos_auc"] = Measure(area, blind)
         made["delta_cos"] = Measure(curve[-1] - curve[0], chance[-1] - chance[0])
-    return made
+    return made, {f"{e:g}": value for e, value in zip(budgets, curve, strict=True)}
 
 
 def _own_and_other(cosines: Array, owners: Ints) -> Array:
@@ -107,26 +109,29 @@ def _attributes(findings: Findings, truth: Truth, rows: _Rows) -> dict[str, Meas
     right = (findings.predicted == rows.label).astype(float)
     frequent = float(np.bincount(rows.label).max() / len(rows.label))
     made = {
-        "surrogate_accuracy": Measure(float(right.mean()), frequent),
-        "surrogate_by_bucket": Measure(float(right.mean()), frequent, rows.by_tier(right)),
+        "surrogate_accuracy": Measure(float(right.mean()), frequent, rows.by_tier(right)),
         "ari": Measure(float(adjusted_rand_score(rows.label, findings.clusters)), 0.0),
     }
-    for name, features in (("linear_separability", findings.denoised), ("linear_separability_raw", None)):
-        found = _probe(_relative(findings, features)[:, :LEADING], rows)
+    received = np.concatenate([one.rows for one in findings.seen])
+    for name, features in (("linear_separability", findings.denoised), ("linear_separability_raw", received)):
+        found = _probe(_leading(_relative(features, findings.rounds)), rows)
         if found is not None:
             made[name] = Measure(found, frequent)
     return made | _compositions(findings, truth)
 
 
-def _relative(findings: Findings, features: Array | None) -> Array:
-    """Features of all rows less their round's mean; without any, the received rows along the same directions."""
-    if features is None:
-        features = np.concatenate([one.rows @ findings.denoiser.directions for one in findings.seen]).astype(float)
+def _relative(features: NDArray[Any], rounds: Ints) -> NDArray[Any]:
+    """Features of all rows less their round's mean."""
     made = features.copy()
-    for index in np.unique(findings.rounds):
-        inside = findings.rounds == index
-        made[inside] -= made[inside].mean(axis=0)
+    for index in np.unique(rounds):
+        made[rounds == index] -= made[rounds == index].mean(axis=0)
     return made
+
+
+def _leading(features: NDArray[Any]) -> Array:
+    """The rows along their own strongest directions: a probe of few examples can bear no more."""
+    values, vectors = np.linalg.eigh(np.asarray(features @ features.T, np.float64))
+    return np.asarray((vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1][:, :LEADING])
 
 
 def _probe(features: Array, rows: _Rows) -> float | None:
@@ -177,7 +182,7 @@ def _unmixing(findings: Findings, truth: Truth) -> dict[str, Measure]:
         one = truth.rounds[bucket.round]
         sources = one.sources[bucket.rows]
         if bucket.reassembled is not None:
-            choices = (bucket.reassembled, np.argsort(rng.random(sources.shape), axis=0))
+            choices = (bucket.reassembled, unmixing.blind(rng, sources.shape))
             rebuilt.append([_largest(choice, sources, len(one.sites)) for choice in choices])
         budgets = _budgets(bucket, one, truth)
         if len(np.unique(budgets)) > 1:

@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 from attacks.auxiliary import above_median
 from attacks.observed import Observation
+from attacks.unmixing import as_received
 from fl_privacy.config import Federation
 from fl_privacy.errors import TranscriptError
 from fl_privacy.shuffle.job import Job, mix, top_up
@@ -66,7 +67,7 @@ def _round(run: Run, federation: Federation, one: Observation) -> RoundTruth:
     jobs = [Job.from_json(event["job"]) for event in events if event.get("kind") == "mixing"]
     if shuffled and not jobs:
         raise TranscriptError(f"{view.folder}: does not say how round {one.round} was mixed; record the run anew")
-    sources, sent = mixed(jobs[0], sent) if shuffled else (whole(sent), sent)
+    sources, sent = mixed(jobs[0], sent) if shuffled else (as_received(sent).astype(np.int16), sent)
     if not np.array_equal(np.take_along_axis(sent, sources.astype(np.int64), axis=0), one.rows):
         raise TranscriptError(f"{view.folder}: what it sent in round {one.round} is not what the server received")
     return RoundTruth(sites, sent, clean, sources, owners_of(sources))
@@ -74,18 +75,13 @@ def _round(run: Run, federation: Federation, one: Observation) -> RoundTruth:
 
 def mixed(job: Job, sent: NDArray[np.float32]) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
     """The shuffler's job done again on row numbers: the origin of every value; and the updates with topped-up noise."""
-    numbers = whole(sent).astype(np.float32)
+    numbers = as_received(sent).astype(np.float32)
     mix(numbers, replace(job, sets=tuple(replace(group, top_ups=()) for group in job.sets)))
     topped = sent.copy()
     for group in job.sets:
         for member, top in zip(group.members, group.top_ups, strict=bool(group.top_ups)):
             top_up(topped[member], top)
     return numbers.astype(np.int16), topped
-
-
-def whole(sent: NDArray[np.float32]) -> NDArray[np.int16]:
-    """Sources of rows that nobody mixed."""
-    return np.tile(np.arange(len(sent), dtype=np.int16)[:, None], sent.shape[1])
 
 
 def shares(sources: NDArray[np.int16], participants: int) -> NDArray[np.float64]:

@@ -22,9 +22,9 @@ TINY = float(np.finfo(np.float32).tiny)
 def coherence(rows: Matrix, tier: str, denoiser: Denoiser, rng: np.random.Generator) -> float:
     """How much likelier rows are as they came than mixed blindly, in standard deviations; 0 after a good shuffle."""
     centred = rows - rows.mean(axis=0)
-    tries = [np.take_along_axis(centred, _blind(rng, rows.shape), axis=0) for _ in range(TRIES)]
-    blind = [denoiser.likelihood(mixed, tier) for mixed in tries]
-    return (denoiser.likelihood(centred, tier) - float(np.mean(blind))) / max(float(np.std(blind, ddof=1)), TINY)
+    tries = [np.take_along_axis(centred, blind(rng, rows.shape), axis=0) for _ in range(TRIES)]
+    found = [denoiser.likelihood(mixed, tier) for mixed in tries]
+    return (denoiser.likelihood(centred, tier) - float(np.mean(found))) / max(float(np.std(found, ddof=1)), TINY)
 
 
 def whole(found: Sequence[float]) -> bool:
@@ -33,6 +33,7 @@ def whole(found: Sequence[float]) -> bool:
 
 
 def as_received(rows: Matrix) -> Choice:
+    """Nothing rearranged."""
     return np.tile(np.arange(len(rows))[:, None], rows.shape[1])
 
 
@@ -54,7 +55,7 @@ def reassemble(rows: Matrix, tier: str, denoiser: Denoiser, templates: Matrix) -
     return best
 
 
-def _blind(rng: np.random.Generator, shape: tuple[int, ...]) -> Choice:
+def blind(rng: np.random.Generator, shape: tuple[int, ...]) -> Choice:
     """Every column in an order of its own."""
     return np.argsort(rng.random(shape), axis=0)
 

@@ -41,7 +41,7 @@ class Shuffler(Middleware):
         give_back()
         try:
             matrix, tiers = await asyncio.to_thread(rows.gather, clients)
-            job, labels = self._plan(tiers, attempt)
+            job, labels = await asyncio.to_thread(self._plan, tiers, attempt)
             if self.recorder is not None:
                 events = [{"kind": "row", "name": name, "row": row} for row, name in enumerate(clients)]
                 # How they are mixed, keys and all: with it the origin of every value can be told, and only with it.

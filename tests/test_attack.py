@@ -16,7 +16,7 @@ from attacks import linkage, scores, unmixing
 from attacks.denoiser import Denoiser, learn
 from attacks.observed import Observation, observe
 from attacks.privacy_inference import Knowledge, examine
-from attacks.truth import Truth, mixed, owners_of, reveal, whole
+from attacks.truth import Truth, mixed, owners_of, reveal
 from commands import cli, json_of
 from fl_privacy.config import Federation
 from fl_privacy.dp import ldp
@@ -154,7 +154,7 @@ Shuffle = Callable[[NDArray[np.float32], bytes], None]
 
 def traced(sent: NDArray[np.float32], shuffle: Shuffle, key: bytes) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
     """What a shuffle makes of these updates, and where every value is from."""
-    rows, numbers = sent.copy(), whole(sent).astype(np.float32)
+    rows, numbers = sent.copy(), unmixing.as_received(sent).astype(np.float32)
     shuffle(rows, key)
     shuffle(numbers, key)
     return rows, numbers.astype(np.int16)
@@ -238,7 +238,7 @@ def planted(run_dir: Path, shuffle: Shuffle, by_label: bool) -> tuple[list[Obser
     seen, after, rounds = observe(run.view("server")), [], []
     truth = reveal(run, seen, None)
     for one, known in zip(seen, truth.rounds, strict=True):
-        rows, sources = one.rows.copy(), whole(one.rows)
+        rows, sources = one.rows.copy(), unmixing.as_received(one.rows).astype(np.int16)
         for number, bucket in enumerate(one.buckets() if by_label else [np.arange(len(rows))]):
             key = one.round.to_bytes(31, "big") + bytes([number])
             rows[bucket], places = traced(one.rows[bucket], shuffle, key)

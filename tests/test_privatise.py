@@ -182,6 +182,15 @@ def test_a_charged_attempt_whose_bytes_are_lost_is_not_made_anew(tmp_path: Path)
         Outgoing(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
 
 
+def test_a_second_process_knows_what_the_first_has_charged(tmp_path: Path) -> None:
+    """It was open before, and the first has sent another attempt since: the bytes of this one are gone."""
+    one, two = (Outgoing(federation(tmp_path), "a", tmp_path) for _ in range(2))
+    one.prepare("run", 1, "first", ones)
+    one.prepare("run", 2, "second", ones)
+    with pytest.raises(LedgerError, match="bytes are lost"):
+        two.prepare("run", 1, "first", ones)
+
+
 def test_the_round_that_would_overspend_is_refused_before_any_work(tmp_path: Path) -> None:
     site = Outgoing(federation(tmp_path), "a", tmp_path)
     for round in (1, 2, 3):

@@ -7,8 +7,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from fl_privacy.launch import preflight
+import pytest
+
+from fl_privacy.launch import engine, flower, preflight
 from fl_privacy.launch.pki import Authority
 from fl_privacy.launch.processes import Fleet
 from fl_privacy.wire.identity import Identity
@@ -75,3 +79,47 @@ def test_preflight_explains_what_grpc_calls_unavailable(tmp_path: Path) -> None:
     assert "refused our certificate" in distrusted.detail
     assert not gone.ok
     assert all(check.fix for check in (distrusting, distrusted, gone))
+
+
+class FailingOnce:
+    """A SuperLink whose first run fails; the second one's server says what it is told to."""
+
+    def __init__(self, log: Path, second: str, sub_status: str = "failed") -> None:
+        self.log, self.second, self.sub_status, self.started = log, second, sub_status, 0
+
+    def status(self, run: int) -> flower.Status:
+        return flower.Status("finished", self.sub_status, "Ray did not come up")
+
+    def start_again(self) -> int:
+        self.started += 1
+        with self.log.open("a") as file:
+            file.write(self.second)
+        return 2
+
+
+def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, sub_status: str = "failed") -> tuple[Any, int]:
+    """How a run ends whose server says `first` before Flower gives it up, and how often it was submitted again."""
+    monkeypatch.setattr(engine, "STATUS_EVERY", 0.0)
+    monkeypatch.setattr(engine, "POLL", 0.001)
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "server.log"
+    log.write_text(first)
+    control = FailingOnce(log, '{"time":2,"event":"completed"}\n', sub_status)
+    ground: Any = SimpleNamespace(run_dir=tmp_path, fleet=SimpleNamespace(check=lambda: None))
+    return engine._follow(ground, control, 1, lambda ground: None), control.started
+
+
+WAITING, STARTED = '{"time":1,"event":"waiting"}\n', '{"time":1,"event":"started"}\n'
+
+
+def test_a_run_that_flower_gives_up_before_it_began_is_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert follow(tmp_path, monkeypatch, WAITING) == (("completed", ""), 1)
+
+
+@pytest.mark.parametrize(("first", "sub_status"), [(WAITING + STARTED, "failed"), (WAITING, "stopped")])
+def test_a_run_that_had_begun_or_was_stopped_is_not(
+    first: str, sub_status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert follow(tmp_path, monkeypatch, first, sub_status) == (("failed", "Ray did not come up"), 0)

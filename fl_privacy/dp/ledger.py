@@ -77,7 +77,9 @@ class Ledger:
         return True
 
     def holds(self, name: str) -> bool:
-        """Whether `name` was charged."""
+        """Whether `name` was charged, by this process or another one of the site."""
+        with self._locked():
+            self._read()
         return name in self._entries
 
     def check(self, charge: Charge) -> None:

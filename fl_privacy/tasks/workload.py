@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from fl_privacy import vector
 from fl_privacy.config import Federation, FedProx
@@ -38,10 +39,9 @@ class Workload:
         self.split: Split = _split(task.dataset, data_dir)
         if task.partition.kind == "by-site":
             self.split = self.split.first_sites(len(federation.sites))
-        self.model = models.build(task.model, self.split.shape, self.split.classes, federation.seed, task.hidden)
+        self.model = model_of(federation)
         self.initial, self.layout = vector.flatten(self.model)
-        mu = federation.combine.mu if isinstance(federation.combine, FedProx) else 0.0
-        self.recipe = Recipe(**task.train.model_dump(), proximal=mu)
+        self.recipe = recipe_of(federation)
 
     def site_data(self, site: str) -> Dataset:
         """The training records of one site."""
@@ -85,10 +85,21 @@ class Workload:
         return evaluate(self.model, self.split.test)
 
 
-def layout_of(federation: Federation) -> vector.Layout:
-    """The layout of the federation's model, which nobody needs data to know."""
+def model_of(federation: Federation) -> nn.Module:
+    """The federation's model, which nobody needs data to know."""
     entry, task = CATALOG[federation.task.dataset], federation.task
-    return vector.flatten(models.build(task.model, entry.shape, entry.classes, federation.seed, task.hidden))[1]
+    return models.build(task.model, entry.shape, entry.classes, federation.seed, task.hidden)
+
+
+def layout_of(federation: Federation) -> vector.Layout:
+    """The layout of the federation's model."""
+    return vector.flatten(model_of(federation))[1]
+
+
+def recipe_of(federation: Federation) -> Recipe:
+    """How every site trains."""
+    mu = federation.combine.mu if isinstance(federation.combine, FedProx) else 0.0
+    return Recipe(**federation.task.train.model_dump(), proximal=mu)
 
 
 def training_seed(seed: int, site: str, round: int) -> int:
