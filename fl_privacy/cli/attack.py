@@ -1,0 +1,91 @@
+"""Replaying attacks on recorded runs, and whole audits."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from .common import INTERRUPTED, DataDir, Json, RunPath, app, err, interrupt, out
+
+
+@app.command()
+def attack(
+    run: RunPath,
+    names: Annotated[list[str] | None, typer.Argument(help="Attacks; default: all there are.")] = None,
+    data_dir: DataDir = None,
+    seeds: Annotated[int, typer.Option(help="How often each attack is repeated, for its interval.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Replay attacks on a recorded run; the scores are printed and kept in the run's folder `attacks`."""
+    from attacks import ATTACKS, replay
+
+    with err.status("reading the run") as status:
+        found = replay(run, names or list(ATTACKS), data_dir, seeds, status.update)
+    (run / "attacks").mkdir(exist_ok=True)
+    for name, scored in found.items():
+        (run / "attacks" / f"{name}.json").write_text(json.dumps(scored, indent=1) + "\n")
+    if as_json:
+        print(json.dumps({"run": run.name, "attacks": found}))
+        return
+    for name, scored in found.items():
+        table = Table(title=f"{name} on {run.name}: mean of {seeds}, and what chance gives")
+        for column in ("measure", "value", "+-", "chance", "by budget"):
+            table.add_column(column, justify="left" if column in ("measure", "by budget") else "right")
+        for measure, m in scored["measures"].items():
+            groups = "  ".join(f"{group}: {value:.3f}" for group, value in m["groups"].items())
+            half = "" if m["half_interval"] is None else f"{m['half_interval']:.3f}"
+            chance = "" if m["chance"] is None else f"{m['chance']:.3f}"
+            table.add_row(measure, f"{m['value']:.3f}", half, chance, groups)
+        out.print(table)
+
+
+@app.command()
+def audit(
+    matrix: Annotated[Path, typer.Argument(help="The audit's YAML.", show_default=False)],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Where results go; default: runs/audits/NAME.", show_default=False)
+    ] = None,
+    data_dir: DataDir = None,
+    reduced: Annotated[bool, typer.Option("--reduced", help="The matrix's smaller audit.")] = False,
+    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the transcripts of new runs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run and attack every cell of a matrix: tables, figures and one JSON. A second call goes on where one ended."""
+    from attacks.audit import report, results
+    from attacks.audit.matrix import load
+    from attacks.audit.progress import Progress
+    from attacks.audit.run import Store, check, execute
+
+    checked = load(matrix, reduced)
+    check(checked, data_dir)
+    folder = out_dir or Path("runs") / "audits" / checked.name
+    signal.signal(signal.SIGTERM, interrupt)
+    progress, store = Progress(err if as_json else out), Store(folder / "cells")
+    try:
+        with progress:
+            failures = execute(checked, store, folder, data_dir, keep_runs, progress)
+    except KeyboardInterrupt:
+        if progress.finished:
+            report.write(folder, results.collect(checked, store, []))
+        done = f"{progress.finished} of {progress.total} runs are done"
+        print(f"{done}; the same command goes on with the rest", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    found = results.collect(checked, store, failures)
+    report.write(folder, found)
+    if as_json:
+        keys = ("name", "runs", "seconds", "failures", "unknown_measures", "tables")
+        print(json.dumps({"out": str(folder), **{key: found[key] for key in keys}}))
+    else:
+        for line in found["unknown_measures"]:
+            out.print(f"not measured   {line}", highlight=False, soft_wrap=True, markup=False)
+        for path in ("report.md", "results.json", "figures"):
+            out.print(f"see            {folder / path}", highlight=False, soft_wrap=True)
+    if failures:
+        print(f"error: {len(failures)} runs failed; the same command tries them again", file=sys.stderr)
+        raise typer.Exit(1)

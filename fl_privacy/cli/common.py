@@ -1,0 +1,34 @@
+"""What all commands share: the program, consoles, arguments that many take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Private federated learning, and the proof that it is private.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+out = Console()
+err = Console(stderr=True)
+
+Config = Annotated[Path, typer.Argument(help="The federation's YAML.", show_default=False)]
+RunPath = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="FL_PRIVACY_DATA", help="Data folder, for tasks that need one.")
+]
+
+
+def interrupt(*_: object) -> NoReturn:
+    """As a handler of SIGTERM: a terminated command cleans up like an interrupted one."""
+    raise KeyboardInterrupt

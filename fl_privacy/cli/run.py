@@ -1,0 +1,111 @@
+"""Running a federation, and what it will cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError
+
+from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
+
+
+class Engine(StrEnum):
+    local = "local"
+    simulation = "simulation"
+
+
+@app.command()
+def up(
+    config: Config,
+    engine: Annotated[Engine, typer.Option(help="Where the sites run.")] = Engine.local,
+    runs_dir: RunsDir = Path("runs"),
+    data_dir: DataDir = None,
+    resume: Annotated[str | None, typer.Option(help="Name of an interrupted run to go on with.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a federation: live progress, then where the run is."""
+    from fl_privacy.launch.engine import up as start
+    from fl_privacy.launch.view import View
+
+    federation = Federation.load(config)
+    signal.signal(signal.SIGTERM, interrupt)
+    with View(federation.rounds, federation.cohort, err if as_json else out) as view:
+        result = start(federation, str(engine), runs_dir, data_dir, resume, view)
+    if as_json:
+        print(result.to_json(), flush=True)
+    elif result.status == "completed":
+        _print_result(result)
+    if result.status != "completed":
+        raise FederationError(f"run {result.run} failed: {result.reason} (logs: {result.path}/logs)")
+
+
+def _print_result(result: Any) -> None:
+    from fl_privacy.dp import gaussian
+    from fl_privacy.launch.view import score
+
+    path = os.path.relpath(result.path)
+    for row in result.ledgers:
+        left = "no limit" if row["epsilon"] >= gaussian.LARGEST_EPSILON else f"{row['remaining']:.3f} left"
+        out.print(
+            f"ledger {row['site']}: epsilon {row['spent']:.3f} spent in {row['charges']} rounds, {left}, "
+            f"delta {row['delta']:g} (unit: {row['unit']}, adjacency: {row['adjacency']})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    out.print(
+        f"\nfinal {score(vars(result))} after {result.rounds} rounds in {result.seconds:.1f} s",
+        highlight=False,
+    )
+    out.print(f"the run is in  {path}", highlight=False, soft_wrap=True)
+    out.print(f"try next       {_program()} transcript verify {path}", highlight=False, soft_wrap=True)
+
+
+def _program() -> str:
+    """How this shell can call us: by name in an active environment, by path without one."""
+    active = os.environ.get("VIRTUAL_ENV") == sys.prefix or sys.prefix == sys.base_prefix
+    return "fl-privacy" if active else os.path.relpath(Path(sys.executable).with_name("fl-privacy"))
+
+
+@app.command()
+def plan(config: Config, as_json: Json = False) -> None:
+    """What a round will cost each party: messages, parameters, bytes."""
+    from fl_privacy.tasks.workload import layout_of
+    from fl_privacy.theory import recombination
+    from fl_privacy.theory.budget import tiers
+    from fl_privacy.theory.cost import per_round
+
+    federation = Federation.load(config)
+    parameters = layout_of(federation).size
+    costs, budgets = per_round(federation, parameters), tiers(federation)
+    space = recombination.of(federation, parameters)
+    if as_json:
+        rows = [{**vars(c), "bytes_in": c.bytes_in, "bytes_out": c.bytes_out} for c in costs]
+        found = {"parameters": parameters, "rounds": federation.rounds, "per_round": rows, "recombination_log10": space}
+        print(json.dumps({**found, "budgets": [vars(b) for b in budgets]}))
+        return
+    table = Table(
+        title=f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; one round, each party"
+    )
+    for column in ("party", "how many", "messages", "parameters in", "parameters out", "MB in", "MB out"):
+        table.add_column(column, justify="left" if column == "party" else "right")
+    for c in costs:
+        sizes = f"{c.parameters_in:,}", f"{c.parameters_out:,}", f"{c.bytes_in / 1e6:,.3f}", f"{c.bytes_out / 1e6:,.3f}"
+        table.add_row(c.party, str(c.count), f"{c.messages:g}", *sizes)
+    out.print(table)
+    for b in budgets:
+        text = f"epsilon {b.epsilon:g} a round, {b.composed:.3f} after {federation.rounds} rounds: {b.sites} sites"
+        warning = "; only one site has it, so its label names it" if b.sites == 1 else ""
+        out.print(f"{text}, noise {b.scale:.4g} a parameter (unit: {b.unit}){warning}", highlight=False, soft_wrap=True)
+    if space is not None:
+        text = f"an update mixed with {federation.floor - 1} others can be put together in 10^{space:,.0f} ways"
+        out.print(f"{text}, which hides it only together with noise", highlight=False, soft_wrap=True)
