@@ -15,7 +15,10 @@ from fl_privacy.errors import ConfigError
 from fl_privacy.reading import mapping, text_of, validated
 
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+ADDRESS = r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):[0-9]{1,5}$"
 MAX_SITES = 10_000
+
+Address = Annotated[str, Field(pattern=ADDRESS)]
 
 
 class Model(BaseModel):
@@ -178,6 +181,15 @@ class FedYogi(Weighted):
     tau: float = Field(1e-3, gt=0)
 
 
+class Hosts(Model):
+    """Where the listening roles are dialled, as host:port; sites are dialled by nobody."""
+
+    superlink: Address
+    shuffler: Address | None = None
+    aggregators: tuple[Address, ...] = ()
+    evaluator: Address | None = None
+
+
 Privatise = Annotated[NoPrivatise | Ldp | Dpsgd, Field(discriminator="kind")]
 Route = Annotated[ServerRoute | ShufflerRoute | ShardsRoute, Field(discriminator="kind")]
 Combine = Annotated[FedAvg | FedProx | FedAdam | FedYogi, Field(discriminator="kind")]
@@ -206,6 +218,7 @@ class Federation(Model):
     encode: NoEncode = NoEncode()
     route: Route = ShufflerRoute()
     combine: Combine = FedAvg()
+    hosts: Hosts | None = Field(None, description="for `provision`: where the roles of real machines are dialled")
 
     @field_validator("sites", mode="before")
     @classmethod
@@ -260,7 +273,7 @@ class Federation(Model):
     @property
     def digest(self) -> str:
         """SHA-256 of what all parties must agree on; a site's data folder and device are its own affair."""
-        values = self.model_dump(mode="json")
+        values = self.model_dump(mode="json", exclude={"hosts"})
         values["sites"] = [{"name": site.name, "epsilon": site.epsilon} for site in self.sites]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -352,7 +365,30 @@ def _model_fits(f: Federation) -> str | None:
     return None
 
 
-RULES = (_names_differ, _cohort_fits, _quorum_fits, _floor_fits, _budgets_fit, _records_fit, _messages_fit, _model_fits)
+def _hosts_fit(f: Federation) -> str | None:
+    if f.hosts is None:
+        return None
+    if isinstance(f.route, ShufflerRoute) and f.hosts.shuffler is None:
+        return "hosts.shuffler: missing, and route.kind is 'shuffler'; add its host:port"
+    if isinstance(f.route, ShardsRoute):
+        if len(f.hosts.aggregators) != f.route.aggregators:
+            return f"hosts.aggregators: {len(f.hosts.aggregators)} given, and the route has {f.route.aggregators}"
+        if f.hosts.evaluator is None:
+            return "hosts.evaluator: missing, and route.kind is 'shards'; add its host:port"
+    return None
+
+
+RULES = (
+    _names_differ,
+    _cohort_fits,
+    _quorum_fits,
+    _floor_fits,
+    _budgets_fit,
+    _records_fit,
+    _messages_fit,
+    _model_fits,
+    _hosts_fit,
+)
 
 
 def schema() -> dict[str, Any]:

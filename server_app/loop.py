@@ -50,6 +50,7 @@ class Coordinator:
         self.run = RunWriter(plan.run_dir, self._manifest(), key, certificate)
         self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate)
         self.checkpoints = Checkpoints(plan.run_dir / "checkpoints")
+        self._message, self._cohort = -1, list[str]()
         self._invited = False
         self._salt = 0
 
@@ -88,7 +89,7 @@ class Coordinator:
             if not done:
                 self._evaluate(0, Outcome(0), 0.0)
             for round in range(done + 1, self.federation.rounds + 1):
-                self._round(round, present)
+                self._round(round)
         except BaseException as error:
             self.log("failed", run=self.plan.run, reason=_reason(error))
             self.run.close("failed")
@@ -99,10 +100,10 @@ class Coordinator:
         finally:
             self._finish()
 
-    def _round(self, round: int, present: list[str]) -> None:
+    def _round(self, round: int) -> None:
         """One round, however many attempts it takes, and all that follows from it."""
         began = time.monotonic()
-        ask, outcome = self._attempts(round, present)
+        ask, outcome = self._attempts(round)
         self._invited = True
         self._record(ask, outcome)
         if self.model is not None and outcome.updates is not None:
@@ -110,13 +111,15 @@ class Coordinator:
         self._evaluate(round, outcome, time.monotonic() - began)
         self._checkpoint(round)
 
-    def _attempts(self, round: int, present: list[str]) -> tuple[Ask, Outcome]:
+    def _attempts(self, round: int) -> tuple[Ask, Outcome]:
         """Try a round until it gives something or the attempts are used up."""
         per_message = self.federation.rounds_per_message
         message = (round - 1) // per_message
         single = self.plan.invite_every_round
         last = round if single else min((message + 1) * per_message, self.federation.rounds)
-        cohort = self.strategy.cohort(message, present)
+        if message != self._message:
+            self._message, self._cohort = message, self.strategy.cohort(message, self.nodes.present())
+        cohort = self._cohort
         invite = single or (round - 1) % per_message == 0 or not self._invited
         for number in range(1, self.federation.attempts + 1):
             name = attempt_name(self.plan.run, round, self.model, cohort, self._salt + number)

@@ -24,6 +24,7 @@ class Nodes:
         self._federation = federation
         self._ids: dict[str, int] = {}
         self._pending: dict[str, str] = {}
+        self._simulated = False
 
     def wait(self) -> list[str]:
         """The names of the sites that are there: all of them, or after the deadline at least a quorum."""
@@ -42,6 +43,14 @@ class Nodes:
             )
         return sorted(self._ids)
 
+    def present(self) -> list[str]:
+        """Who is there now, late ones too; where that is less than a quorum, all that ever were: they may come back."""
+        if self._simulated:
+            return sorted(self._ids)
+        now = self._named()
+        self._ids |= now
+        return sorted(now if len(now) >= self._federation.quorum else self._ids)
+
     def _named(self) -> dict[str, int]:
         """Site name to node id. In simulation nodes have no name, and are asked for their partition, once."""
         known = set(self._federation.site_names)
@@ -49,6 +58,7 @@ class Nodes:
         named = {node.name: int(node.node_id) for node in nodes if node.name in known}
         if named or len(nodes) != len(self._federation.sites) or any(node.name for node in nodes):
             return named
+        self._simulated = True
         return self._ask([int(node.node_id) for node in nodes])
 
     def _ask(self, ids: list[int]) -> dict[str, int]:

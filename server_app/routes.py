@@ -121,6 +121,11 @@ class _ByMiddleware:
         self._pool = ThreadPoolExecutor(len(stubs))
         self._refusals: set[str] = set()
 
+    def _open(self, stub: rpc.Stub, header: pb.RoundHeader, model: Vector | None) -> None:
+        """A middleware that is being started again is waited for, as long as a round may take."""
+        until = time.monotonic() + self._federation.deadline
+        client.patiently(lambda: client.open_round(stub, header, model, CALL), until)
+
     def _header(self, ask: Ask, length: int, model: bytes) -> pb.RoundHeader:
         return pb.RoundHeader(
             run=ask.run,
@@ -177,7 +182,7 @@ class ThroughShuffler(_ByMiddleware):
         assert model is not None
         header = self._header(ask, model.size, digest(model))
         header.layers.extend(part.stop for part in self._layout.layers)
-        client.open_round(self._stubs[0], header, model, CALL)
+        self._open(self._stubs[0], header, model)
         releases, receipts = self._collect(ask)
         release = releases[0]
         if release.updates is None:
@@ -192,7 +197,7 @@ class ThroughShards(_ByMiddleware):
         owners = masks.owners(self._layout.size, len(self._stubs), self._federation.seed)
         sizes = np.bincount(owners, minlength=len(self._stubs))
         for stub, size in zip(self._stubs, sizes, strict=True):
-            client.open_round(stub, self._header(ask, int(size), b""), None, CALL)
+            self._open(stub, self._header(ask, int(size), b""), None)
         releases, receipts = self._collect(ask)
         agreed = len({(r.phase, r.members) for r in releases}) == 1 and releases[0].phase == "closed"
         for stub in self._stubs:
@@ -215,6 +220,7 @@ def retryable(error: Exception) -> str | None:
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
         grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,  # it was opened by a call that broke off
     ):
         return f"middleware: {error.code().name}"
     return None

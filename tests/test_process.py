@@ -7,12 +7,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fl_privacy.launch import engine, flower, preflight
+from fl_privacy.launch import flower, preflight
+from fl_privacy.launch import follow as following
 from fl_privacy.launch.pki import Authority
 from fl_privacy.launch.processes import Fleet
 from fl_privacy.wire.identity import Identity
@@ -99,14 +99,13 @@ class FailingOnce:
 
 def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, sub_status: str = "failed") -> tuple[Any, int]:
     """How a run ends whose server says `first` before Flower gives it up, and how often it was submitted again."""
-    monkeypatch.setattr(engine, "STATUS_EVERY", 0.0)
-    monkeypatch.setattr(engine, "POLL", 0.001)
+    monkeypatch.setattr(following, "STATUS_EVERY", 0.0)
+    monkeypatch.setattr(following, "POLL", 0.001)
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "server.log"
     log.write_text(first)
     control = FailingOnce(log, '{"time":2,"event":"completed"}\n', sub_status)
-    ground: Any = SimpleNamespace(run_dir=tmp_path, fleet=SimpleNamespace(check=lambda: None))
-    return engine._follow(ground, control, 1, lambda ground: None), control.started
+    return following.follow(tmp_path, control, 1, lambda: None, lambda run_dir: None), control.started
 
 
 WAITING, STARTED = '{"time":1,"event":"waiting"}\n', '{"time":1,"event":"started"}\n'

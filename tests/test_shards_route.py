@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import threading
@@ -15,8 +16,8 @@ import pytest
 
 from fl_privacy.combine import mean, optimiser
 from fl_privacy.config import Federation
-from fl_privacy.launch.engine import Result, up
-from fl_privacy.launch.ground import Ground
+from fl_privacy.launch.engine import up
+from fl_privacy.launch.follow import Result
 from fl_privacy.shard import masks
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript import open_run
@@ -48,20 +49,21 @@ class SocketMeter:
     def total(self, name: str) -> int:
         return sum(self._bytes[name].values())
 
-    def follow(self, ground: Ground) -> None:
+    def follow(self, run_dir: Path) -> None:
         """Called several times a second by the engine: learn who is who."""
-        child = ground.fleet.children.get("superlink")
-        if child is None:
+        pid_file = run_dir.parent / ".state" / run_dir.name / "pids.json"
+        if not pid_file.exists():
             return
-        self._names[child.process.pid] = "superlink"
-        for process in psutil.Process(child.process.pid).children(recursive=True):
+        pids = json.loads(pid_file.read_text())
+        self._names[pids["superlink"]] = "superlink"
+        for process in psutil.Process(pids["superlink"]).children(recursive=True):
             try:
                 line = " ".join(process.cmdline())
             except psutil.Error:
                 continue
             self._names[process.pid] = "serverapp" if "flwr-serverapp" in line else "superlink"
         for name in ("aggregator-0", "aggregator-1"):
-            self._names[ground.fleet.children[name].process.pid] = name
+            self._names[pids[name]] = name
 
     def __enter__(self) -> SocketMeter:
         self._thread.start()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from rich import progress as bars
 from rich.console import Console
 
 from attacks.audit.matrix import Job
-from fl_privacy.launch.ground import Ground
 from fl_privacy.launch.processes import Tail
 from fl_privacy.launch.view import State
 
@@ -57,9 +57,9 @@ class Progress:
             number = f"{self.total - self._left + 1} of {self.total}"
             self._say(f"{job.label}: started ({number}{', ' if left else ''}{left})")
 
-    def watch(self, ground: Ground) -> None:
+    def watch(self, run_dir: Path) -> None:
         """Called by the engine several times a second."""
-        self._tail = self._tail or Tail(ground.run_dir / "logs" / "server.log")
+        self._tail = self._tail or Tail(run_dir / "logs" / "server.log")
         for event in self._tail.poll():
             self._state.take(event)
         self._describe(f"round {self._state.round}/{self._state.rounds}" if self._state.round else "starting")

@@ -21,7 +21,8 @@ from attacks.audit.progress import Progress
 from attacks.version import SUITE
 from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.launch import preflight
-from fl_privacy.launch.engine import Result, up
+from fl_privacy.launch.engine import up
+from fl_privacy.launch.follow import Result
 from fl_privacy.report import machine
 
 METRICS = ("rmse", "accuracy", "loss")

@@ -1,22 +1,59 @@
-"""Real machines: checks before a start."""
+"""Real machines: start kits, checks before a start, a role in the foreground, a run across machines."""
 
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 
-from .common import Config, DataDir, Json, RunsDir, app, out
+from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
+from .run import print_result
+
+KitPath = Annotated[Path, typer.Argument(help="A start kit's folder.", show_default=False)]
+
+
+@app.command()
+def provision(
+    config: Config,
+    out_dir: Annotated[Path, typer.Option("--out", help="Where the kits go, one folder each.")] = Path("kits"),
+    pki: Annotated[Path | None, typer.Option(help="The authority's folder; kits get its certificate.")] = None,
+    sign: Annotated[bool, typer.Option("--sign", help="Make and sign all keys here, for trials.")] = False,
+    services: Annotated[
+        bool, typer.Option("--compose", help="Roles are dialled by the names that docker-compose.yml gives them.")
+    ] = False,
+    data: Annotated[Path | None, typer.Option(help="Data folder to write into the kits.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where the server's kit keeps runs.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Write one start kit for every role of a federation; kits that are there keep their keys and state."""
+    from fl_privacy.config import Federation
+    from fl_privacy.launch import compose
+    from fl_privacy.launch.pki import Authority
+    from fl_privacy.launch.provision import Choices
+    from fl_privacy.launch.provision import provision as write
+
+    federation = Federation.load(config)
+    wanted = None
+    if services:
+        federation, wanted = compose.addressed(federation), compose.mounted(federation, out_dir)
+    authority = Authority.open(pki) if pki else None
+    made = write(federation, out_dir, authority, sign, Choices(data=data, runs=runs), wanted)
+    if as_json:
+        print(json.dumps({"federation": federation.name, "kits": [str(path) for path in made]}))
+        return
+    out.print(f"{len(made)} kits are in {out_dir}; each has a README.md for its machine", highlight=False)
+    if not sign:
+        out.print("next           in each kit: fl-privacy pki request KIT", highlight=False)
 
 
 @app.command()
 def preflight(
-    config: Config,
+    target: Annotated[Path, typer.Argument(help="The federation's YAML, or a kit's folder.", show_default=False)],
     runs_dir: RunsDir = Path("runs"),
     data_dir: DataDir = None,
     listen: Annotated[list[str] | None, typer.Option(help="host:port that a role here will listen on.")] = None,
@@ -24,20 +61,76 @@ def preflight(
     peer: Annotated[list[str] | None, typer.Option(help="host:port of a role to reach with --keys.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check ports, certificates, disk, data and device, with a fix for each failure."""
+    """Check names, clock, ports, certificates, disk, data and device, with a fix for each failure."""
     from fl_privacy.launch import preflight as checks
 
-    if peer and keys is None:
-        raise FederationError("peer: needs --keys, the folder whose certificate it is to be reached with")
-    found = checks.run(Federation.load(config), runs_dir, data_dir, listen or [], keys, peer or [])
+    if target.is_dir():
+        from fl_privacy.launch.kit import Folder
+        from fl_privacy.launch.preflight_kit import run as check_kit
+
+        if listen or keys or peer:
+            raise FederationError("listen, keys, peer: are in the kit already; leave them out")
+        found = check_kit(Folder.open(target))
+    else:
+        from fl_privacy.config import Federation
+
+        if peer and keys is None:
+            raise FederationError("peer: needs --keys, the folder whose certificate it is to be reached with")
+        found = checks.run(Federation.load(target), runs_dir, data_dir, listen or [], keys, peer or [])
     if as_json:
         print(json.dumps({"ok": all(c.ok for c in found), "checks": [vars(c) for c in found]}))
     else:
         for check in found:
             mark = "[green]ok  [/]" if check.ok else "[red]FAIL[/]"
-            out.print(
-                f"{mark} {check.name:<12} {check.detail}" + (f"\n     fix: {check.fix}" if check.fix else ""),
-                highlight=False,
-            )
+            fix = f"\n     fix: {check.fix}" if check.fix else ""
+            out.print(f"{mark} {check.name:<12} {check.detail}{fix}", highlight=False, soft_wrap=True)
     if not all(check.ok for check in found):
         raise typer.Exit(2)
+
+
+@app.command()
+def serve(
+    kit: KitPath,
+    until: Annotated[Path | None, typer.Option(help="End when this file is there.", show_default=False)] = None,
+) -> None:
+    """Run a kit's role here, in the foreground, until SIGTERM: SuperLink, shuffler, aggregator, evaluator or site."""
+    from fl_privacy.launch.kit import Folder
+    from fl_privacy.launch.serve import serve as run
+
+    folder = Folder.open(kit)
+    if folder.kit.role == "server":
+        raise FederationError(f"kit {kit}: is the server's; runs are started with fl-privacy train {kit}")
+    run(folder, until)
+
+
+@app.command()
+def train(
+    kit: KitPath,
+    anew: Annotated[bool, typer.Option("--new", help="Leave an unfinished run and start another.")] = False,
+    copy_to: Annotated[Path | None, typer.Option(help="Folder for a copy of the run.", show_default=False)] = None,
+    done: Annotated[Path | None, typer.Option(help="File to write when all is over.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a federation across machines, from the server's kit; goes on with a run that was broken off."""
+    from fl_privacy.launch.kit import Folder
+    from fl_privacy.launch.train import export
+    from fl_privacy.launch.train import train as start
+    from fl_privacy.launch.view import View
+
+    folder = Folder.open(kit)
+    signal.signal(signal.SIGTERM, interrupt)
+    if done is not None:
+        done.unlink(missing_ok=True)
+    federation = folder.federation
+    with View(federation.rounds, federation.cohort, err if as_json else out) as view:
+        result = start(folder, anew, view)
+    if as_json:
+        print(result.to_json(), flush=True)
+    elif result.status == "completed":
+        print_result(result)
+    if copy_to is not None and not export(result, copy_to):
+        print(f"the run could not be copied to {copy_to}: it is not writable for this user", flush=True)
+    if done is not None:
+        done.write_text(result.status + "\n")
+    if result.status != "completed":
+        raise FederationError(f"run {result.run} failed: {result.reason} (logs: {result.path}/logs)")

@@ -44,12 +44,12 @@ def up(
     if as_json:
         print(result.to_json(), flush=True)
     elif result.status == "completed":
-        _print_result(result)
+        print_result(result)
     if result.status != "completed":
         raise FederationError(f"run {result.run} failed: {result.reason} (logs: {result.path}/logs)")
 
 
-def _print_result(result: Any) -> None:
+def print_result(result: Any) -> None:
     from fl_privacy.dp import gaussian
     from fl_privacy.launch.view import score
 

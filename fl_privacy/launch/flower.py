@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,11 @@ class Control:
             interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
 
-    def wait(self, alive: Any) -> None:
+    def wait(self, alive: Callable[[], None], seconds: float = START) -> None:
         """Until the SuperLink answers; `alive` raises if it has died."""
         from flwr.proto.control_pb2 import ListRunsRequest
 
-        until = time.monotonic() + START
+        until = time.monotonic() + seconds
         while True:
             try:
                 self._client.ListRuns(ListRunsRequest())
@@ -99,13 +99,25 @@ class Control:
             except httpx.HTTPError as error:
                 alive()
                 if time.monotonic() > until:
-                    raise LaunchError(f"superlink {self._address}: no answer in {START:g} s ({error})") from None
+                    raise LaunchError(f"superlink {self._address}: no answer in {seconds:g} s ({error})") from None
                 time.sleep(0.1)
 
     def register(self, public_key: bytes, name: str) -> None:
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
         self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
+
+    def nodes(self) -> dict[bytes, int]:
+        """The SuperNodes that are registered: public key to Flower's id."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        listed = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return {bytes(node.public_key): int(node.node_id) for node in listed if not node.unregistered_at}
+
+    def unregister(self, node: int) -> None:
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
     def start_run(self, config: Mapping[str, str], app: Path = APP, simulated_sites: int = 0) -> int:
         """Submit the app; returns Flower's id of the run."""

@@ -23,6 +23,8 @@ from fl_privacy.errors import LaunchError
 TERM_GRACE = 8.0
 ORPHAN_GRACE = 1.0  # Flower's executors would wait longer for their parents to come back
 POLL = 0.05
+OLD_LOGS = 9
+LARGEST_LOG = 10 * 2**20
 PR_SET_PDEATHSIG = 1
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -91,6 +93,8 @@ class Tail:
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._offset:
+                self._offset = 0  # it was put aside
             file.seek(self._offset)
             data = file.read()
         whole = data.rfind(b"\n") + 1
@@ -141,12 +145,22 @@ class Fleet:
         return self.children[name]
 
     def log(self, name: str) -> Path:
-        """A new log; a resumed run keeps the old ones."""
+        """A new log; a resumed run keeps the last few old ones, of which 1 is the newest."""
         log = self._logs / f"{name}.log"
         if log.exists():
-            number = 1 + sum(1 for _ in self._logs.glob(f"{name}.*.log"))
-            log.rename(log.with_name(f"{name}.{number}.log"))
+            for number in range(OLD_LOGS - 1, 0, -1):
+                old = log.with_name(f"{name}.{number}.log")
+                if old.exists():
+                    old.replace(log.with_name(f"{name}.{number + 1}.log"))
+            log.rename(log.with_name(f"{name}.1.log"))
         return log
+
+    def trim(self, largest: int = LARGEST_LOG) -> None:
+        """Put the logs of long-lived processes aside when they have grown; they write on at the new end."""
+        for child in self.children.values():
+            if child.log.exists() and child.log.stat().st_size > largest:
+                shutil.copyfile(child.log, child.log.with_name(f"{child.name}.1.log"))
+                os.truncate(child.log, 0)
 
     def wait_for(self, name: str, event: str, timeout: float) -> dict[str, Any]:
         """The first such event in a process's log; it must come while the process lives."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +12,6 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from fl_privacy.launch.ground import Ground
 from fl_privacy.launch.processes import Tail
 
 
@@ -72,10 +72,10 @@ class View:
         if self._live:
             self._live.stop()
 
-    def __call__(self, ground: Ground) -> None:
+    def __call__(self, run_dir: Path) -> None:
         if self._tails is None:
             names = ("server", "shuffler", "aggregator-0")
-            self._tails = [Tail(ground.run_dir / "logs" / f"{name}.log") for name in names]
+            self._tails = [Tail(run_dir / "logs" / f"{name}.log") for name in names]
         for tail in self._tails:
             for event in tail.poll():
                 self.state.take(event)

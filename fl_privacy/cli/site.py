@@ -1,0 +1,55 @@
+"""A site on its machine, in the background: start it, stop it, see how it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import Json, app, out
+
+commands = typer.Typer(help="Run a site in the background on this machine.", no_args_is_help=True)
+app.add_typer(commands, name="site")
+
+KitPath = Annotated[Path, typer.Argument(help="The site's start kit.", show_default=False)]
+
+
+@commands.command()
+def start(kit: KitPath, as_json: Json = False) -> None:
+    """Check the kit, start the site, wait until it is up."""
+    from fl_privacy.launch import background
+    from fl_privacy.launch.kit import Folder
+
+    _tell(background.start(Folder.open(kit)), as_json)
+
+
+@commands.command()
+def stop(kit: KitPath, as_json: Json = False) -> None:
+    """End the site and all its processes."""
+    from fl_privacy.launch import background
+    from fl_privacy.launch.kit import Folder
+
+    _tell(background.stop(Folder.open(kit)), as_json)
+
+
+@commands.command()
+def status(kit: KitPath, as_json: Json = False) -> None:
+    """Whether the site is up, what it is doing, what it has spent; exit code 1 where it is down."""
+    from fl_privacy.launch import background
+    from fl_privacy.launch.kit import Folder
+
+    found = background.status(Folder.open(kit))
+    _tell(found, as_json)
+    if found["state"] != "up":
+        raise typer.Exit(1)
+
+
+def _tell(found: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    for key, value in found.items():
+        if value not in (None, "", {}):
+            out.print(f"{key:<12} {value}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,200 @@
+"""`fl-privacy preflight KIT`: would this role start here, and reach whom it must? All failures at once, in seconds."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from cryptography import x509
+
+from fl_privacy.config import Address
+from fl_privacy.errors import FederationError
+from fl_privacy.launch import confine, preflight
+from fl_privacy.launch.kit import Folder
+from fl_privacy.launch.preflight import Check
+from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.wire.identity import Identity
+
+SKEW = 60.0
+SOON = dt.timedelta(days=7)
+LONGEST_SOCKET = 100
+GREETING = b"GET / HTTP/1.1\r\nHost: gate\r\n\r\n"
+
+
+def run(folder: Folder, reach: bool = True) -> list[Check]:
+    """All checks; none stops another. Without `reach` only those of this machine."""
+    kit = folder.kit
+    checks: list[Callable[[], Iterable[Check]]] = [
+        lambda: [preflight.flower_version()],
+        lambda: [_room(folder)],
+        lambda: _certificates(folder),
+        lambda: _listening(folder),
+        lambda: _data(folder),
+        lambda: _device(folder),
+        lambda: _site(folder),
+    ]
+    if reach:
+        if kit.superlink:
+            checks.append(lambda: _gate(folder))
+        checks += [lambda address=address: [_peer(folder, address)] for address in _dialled(folder)]  # type: ignore[misc]
+    with ThreadPoolExecutor(len(checks)) as pool:
+        return [check for found in pool.map(lambda test: list(test()), checks) for check in found]
+
+
+def _room(folder: Folder) -> Check:
+    where = folder.path / folder.kit.runs if folder.kit.role == "server" else folder.state
+    found = preflight.disk(where)
+    return found if found.ok else Check("disk", False, found.detail, "make room, or move the kit to a larger disk")
+
+
+def _certificates(folder: Folder) -> list[Check]:
+    if not folder.keys.certificate_file.exists():
+        fix = f"fl-privacy pki request {folder.path}, have it signed, and install the answer"
+        return [Check("certificate", False, "there is none yet", fix)]
+    found = list(preflight.certificates(folder.federation, folder.keys))
+    try:
+        certificate = x509.load_pem_x509_certificate(folder.keys.certificate_file.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        identity = Identity.parse((names.get_values_for_type(x509.UniformResourceIdentifier) or [""])[0])
+    except (OSError, ValueError, FederationError, x509.ExtensionNotFound):
+        return found
+    if identity != folder.identity:
+        fix = "install the certificate that was signed for this kit's request"
+        found.append(Check("identity", False, f"certificate: is {identity.uri}, the kit {folder.identity.uri}", fix))
+    left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
+    if dt.timedelta() < left < SOON:
+        found.append(Check("renewal", True, f"the certificate ends in {left.days} days: fl-privacy pki renew"))
+    return found
+
+
+def _listening(folder: Folder) -> list[Check]:
+    """Free ports; a role that is already up has its own."""
+    if folder.kit.listen is None or (folder.run / "healthy").exists():
+        return []
+    return [preflight.port(folder.kit.listen)]
+
+
+def _dialled(folder: Folder) -> list[Address]:
+    kit = folder.kit
+    return [*kit.middleware, *([kit.evaluator] if kit.evaluator else [])]
+
+
+def _peer(folder: Folder, address: Address) -> Check:
+    if kit_proxy := folder.kit.proxy:
+        return _proxied(kit_proxy, address)
+    return _named(address) or preflight.peer(address, folder.keys)
+
+
+def _proxied(proxy: str, address: Address) -> Check:
+    """Only the proxy's own port can be tried from here; what lies behind it shows when the role starts."""
+    host, _, port = proxy.removeprefix("http://").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), preflight.WAIT):
+            return Check("peer", True, f"{address}: by the proxy {proxy}, which answers")
+    except OSError as error:
+        return Check("peer", False, f"{address}: the proxy {proxy}: {error}", "correct `proxy` in kit.yaml")
+
+
+def _named(address: Address) -> Check | None:
+    """None where the name is known."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        fix = "correct the name, or add it to the name server or to /etc/hosts"
+        return Check("name", False, f"{host}: {error.strerror or error}", fix)
+    return None
+
+
+def _gate(folder: Folder) -> list[Check]:
+    """Reach the SuperLink's gate, and compare clocks by the date it answers with."""
+    assert folder.kit.superlink is not None
+    if folder.kit.proxy:
+        return [_proxied(folder.kit.proxy, folder.kit.superlink)]
+    if unknown := _named(folder.kit.superlink):
+        return [unknown]
+    found, answer = preflight.dialogue(folder.kit.superlink, folder.keys, GREETING, "http/1.1")
+    return [found, *_clock(answer or _unchecked(folder))]
+
+
+def _unchecked(folder: Folder) -> bytes:
+    """What the gate answers whoever it is: a wrong clock makes good certificates look bad, and its date tells."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    assert folder.kit.superlink is not None
+    try:
+        return preflight.greet(folder.kit.superlink, folder.keys, GREETING, "http/1.1", context)
+    except (OSError, ValueError):
+        return b""
+
+
+def _clock(answer: bytes) -> list[Check]:
+    dates = [line[5:].strip() for line in answer.split(b"\r\n") if line.lower().startswith(b"date:")]
+    if not dates:
+        return []
+    skew = (dt.datetime.now(dt.UTC) - parsedate_to_datetime(dates[0].decode("ascii", "replace"))).total_seconds()
+    detail = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the SuperLink's"
+    fix = "" if abs(skew) <= SKEW else "set this machine's clock (systemctl enable --now systemd-timesyncd)"
+    return [Check("clock", not fix, detail, fix)]
+
+
+def _data(folder: Folder) -> list[Check]:
+    from fl_privacy.tasks import files
+
+    dataset = folder.federation.task.dataset
+    if folder.kit.role not in ("site", "server", "evaluator") or not CATALOG[dataset].needs_data:
+        return []
+    if folder.kit.role == "server" and folder.kit.evaluator:
+        return []
+    try:
+        where = files.folder(folder.at(folder.kit.data), dataset)
+    except FederationError as error:
+        return [Check("data", False, str(error), "set `data` in kit.yaml to the folder that holds the data set")]
+    return [Check("data", True, str(where))]
+
+
+def _device(folder: Folder) -> list[Check]:
+    """By the driver's device files: loading torch alone would take as long as all other checks."""
+    if folder.kit.role != "site":
+        return []
+    device = folder.own_federation.site(folder.kit.name).device
+    if device == "cpu":
+        return [Check("device", True, device)]
+    number = int(device.partition(":")[2] or 0)
+    if "+cpu" in version("torch"):
+        return [Check("device", False, f"{device}: this torch has no CUDA", "install with TORCH=cuda")]
+    there = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    if number >= len(there):
+        fix = "correct `device` in kit.yaml, or install the driver and pass the GPU to the container"
+        return [Check("device", False, f"{device}: this machine has {len(there)} GPUs", fix)]
+    return [Check("device", True, device)]
+
+
+def _site(folder: Folder) -> list[Check]:
+    if folder.kit.role != "site":
+        return []
+    found = []
+    socket_path = str(folder.run / "worker")
+    if len(socket_path) > LONGEST_SOCKET:
+        found.append(Check("path", False, f"{socket_path}: too long for a socket", "move the kit to a shorter path"))
+    if not folder.node_key.exists():
+        fix = f"fl-privacy pki request {folder.path}"
+        found.append(Check("node", False, "the SuperNode has no key", fix))
+    policy = folder.at(folder.kit.policy)
+    if policy is not None:
+        from fl_privacy.dp.policy import Policy
+
+        try:
+            Policy.load(policy).check(folder.federation, folder.kit.name)
+            found.append(Check("policy", True, str(policy)))
+        except FederationError as error:
+            found.append(Check("policy", False, str(error), "agree with the operator, or change your policy"))
+    detail = "shipped code is kept from keys and data" if confine.version() else "this kernel has no Landlock"
+    found.append(Check("confinement", True, detail))
+    return found

@@ -1,0 +1,114 @@
+"""`fl-privacy train KIT`: one run of a federation across machines, started and followed from the server's kit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fl_privacy.errors import ConfigError, LaunchError
+from fl_privacy.launch import flower, roles
+from fl_privacy.launch.follow import Result, follow
+from fl_privacy.launch.ground import new_run_name
+from fl_privacy.launch.kit import Folder, parties
+from fl_privacy.launch.plan import ServerPlan
+from fl_privacy.launch.preflight import disk
+from fl_privacy.launch.processes import Fleet
+from fl_privacy.launch.serve import Supervisor, Watched, alone, clean
+from fl_privacy.log import Log
+
+POLL = 0.2
+REACH = 300.0  # seconds for the SuperLink to come into reach
+
+
+def train(folder: Folder, anew: bool = False, watch: Callable[[Path], None] = lambda run_dir: None) -> Result:
+    """Go on with the run that was broken off, or start one; follow it to its end."""
+    if folder.kit.role != "server":
+        raise ConfigError(f"kit {folder.path}: is a {folder.kit.role}'s; runs are started from the server's kit")
+    with alone(folder):
+        clean(folder)
+        return _train(folder, _run_name(folder, anew), watch)
+
+
+def _run_name(folder: Folder, anew: bool) -> str:
+    """The unfinished run, unless it is to be left; its name is kept until it has ended."""
+    note = folder.state / "unfinished"
+    if note.exists() and not anew:
+        return note.read_text().strip()
+    name = new_run_name(folder.federation)
+    note.write_text(name)
+    return name
+
+
+def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
+    runs = folder.path / folder.kit.runs
+    room = disk(runs)
+    if not room.ok:
+        raise LaunchError(f"disk: {room.detail}; {room.fix}")
+    began, run_dir = time.monotonic(), runs / run
+    fleet = Fleet(run_dir / "logs", folder.run / "pids.json")
+    ports = roles.Ports.free()
+    supervisor = Supervisor(folder, fleet, Log("server"), [Watched(p) for p in roles.processes(folder, ports)])
+    control = None
+    try:
+        _write_plan(folder, run, run_dir, fleet)
+        until = time.monotonic() + roles.START
+        while not all(one.up for one in supervisor.watched):
+            supervisor.step()
+            if time.monotonic() > until:
+                raise LaunchError(f"server: its processes are not up after {roles.START:g} s; see {run_dir / 'logs'}")
+            time.sleep(POLL)
+        control = flower.Control(f"{roles.LOOPBACK}:{ports.relay}", folder.run / "relay.pem")
+        control.wait(supervisor.step, REACH)
+        end = follow(run_dir, control, control.start_run({"home": str(folder.run)}), supervisor.step, watch)
+    finally:
+        if control is not None:
+            control.close()
+        fleet.stop("superexec")
+        fleet.stop()
+    watch(run_dir)
+    if end[0] == "completed":
+        (folder.state / "unfinished").unlink(missing_ok=True)
+    _keep_authority(folder, runs)
+    return Result.of(run_dir, end, time.monotonic() - began, [])
+
+
+def _write_plan(folder: Folder, run: str, run_dir: Path, fleet: Fleet) -> None:
+    """What the ServerApp finds through the run config's `home`."""
+    observers = ["server"]
+    if folder.federation.audit:
+        observers += [name for role, name in parties(folder.federation) if role in ("shuffler", "aggregator")]
+    plan = ServerPlan(
+        run=run,
+        run_dir=run_dir,
+        config=folder.path / "federation.yaml",
+        keys=folder.keys.folder,
+        log=fleet.log("server"),
+        middleware=list(folder.kit.middleware),
+        evaluator=folder.kit.evaluator,
+        data_dir=folder.at(folder.kit.data),
+        observers={name: f"views/{name}" for name in observers},
+        metrics=folder.kit.metrics,
+        events=folder.logs / "events.jsonl",
+    )
+    (folder.run / "server.json").write_text(plan.model_dump_json(indent=2))
+
+
+def _keep_authority(folder: Folder, runs: Path) -> None:
+    """`transcript verify` finds the authority beside the runs."""
+    target = runs / "pki" / "ca.pem"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(folder.keys.authority_file.read_bytes())
+
+
+def export(result: Result, target: Path) -> bool:
+    """Copy a run, and the authority it verifies against, to another folder; False where that may not be written."""
+    source = Path(result.path)
+    if not os.access(target, os.W_OK):
+        return False
+    shutil.copytree(source, target / source.name, dirs_exist_ok=True)
+    shutil.copytree(source.parent / "pki", target / "pki", dirs_exist_ok=True)
+    return True
