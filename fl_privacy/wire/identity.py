@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fl_privacy.errors import LaunchError, ProtocolError
 
 SCHEME = "fl-privacy"
 ROLES = ("server", "site", "shuffler", "aggregator", "evaluator", "superlink")
+# Only who listens may be dialled: a site's certificate must not pass for the shuffler's.
+LISTENING = ("superlink", "shuffler", "aggregator", "evaluator")
 _URI = re.compile(rf"{SCHEME}://([a-z0-9-]+)/([a-z]+)/([a-z0-9-]+)")
 
 
@@ -35,6 +41,18 @@ class Identity:
             raise ProtocolError("UNAUTHENTICATED", f"certificate: {uri!r} is no identity of a federation")
         return cls(found[1], found[2], found[3])
 
+    @classmethod
+    def of(cls, certificate: x509.Certificate) -> Identity:
+        """Whom a certificate is for: it names one identity, or nobody."""
+        try:
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+            uris = []
+        if len(uris) != 1:
+            raise ProtocolError("UNAUTHENTICATED", "certificate: names no identity; use one made by fl-privacy")
+        return cls.parse(uris[0])
+
 
 def peer(context: Any, federation: str, *roles: str) -> Identity:
     """The caller's identity, if it belongs to this federation and has one of these roles."""
@@ -49,11 +67,20 @@ def peer(context: Any, federation: str, *roles: str) -> Identity:
     return identity
 
 
+def certificate_of(context: Any) -> x509.Certificate:
+    """The certificate that the caller's connection was made with."""
+    try:
+        return x509.load_pem_x509_certificate(context.auth_context()["x509_pem_cert"][0])
+    except (KeyError, IndexError, ValueError):
+        raise ProtocolError("UNAUTHENTICATED", "certificate: none that can be read") from None
+
+
 @dataclass(frozen=True)
 class Keyring:
-    """A party's folder of PEM files: its key, its certificate, and the authority's certificate."""
+    """A party's folder of PEM files: its key, its certificate, the authority's certificate and its revocations."""
 
     folder: Path
+    _revoked: dict[Stamp, frozenset[int]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def key_file(self) -> Path:
@@ -67,6 +94,10 @@ class Keyring:
     def authority_file(self) -> Path:
         return self.folder / "ca.pem"
 
+    @property
+    def revoked_file(self) -> Path:
+        return self.folder / "revoked.pem"
+
     def read(self) -> tuple[bytes, bytes, bytes]:
         """(key, certificate, authority)."""
         try:
@@ -75,10 +106,115 @@ class Keyring:
             raise LaunchError(f"certificates: {error.filename}: {error.strerror}; check --keys") from None
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Mutual TLS: a caller without a certificate of our authority does not get past the handshake."""
-        key, certificate, authority = self.read()
-        return grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+        """Mutual TLS: a caller without a certificate of our authority does not get past the handshake.
+
+        The files are looked at for every new connection, so a renewed certificate needs no restart.
+        """
+        files = Renewing(self)
+        if not belong_together(*files.contents):
+            raise LaunchError(f"certificates: {self.folder}: key.pem, cert.pem and ca.pem do not belong together")
+
+        def configuration() -> Any:
+            key, certificate, authority = files.contents
+            return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+        def renewed() -> Any:
+            return configuration() if files.changed() else None
+
+        return grpc.dynamic_ssl_server_credentials(configuration(), renewed, require_client_authentication=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         key, certificate, authority = self.read()
         return grpc.ssl_channel_credentials(authority, key, certificate)
+
+    def refuse_revoked(self, certificate: x509.Certificate) -> None:
+        """Raise if the authority revoked it, or if it expired since the handshake.
+
+        Revocations that are there but cannot be verified refuse everybody.
+        """
+        if dt.datetime.now(dt.UTC) > certificate.not_valid_after_utc:
+            raise ProtocolError("PERMISSION_DENIED", "certificate: expired; renew it")
+        if certificate.serial_number in self.revoked():
+            raise ProtocolError("PERMISSION_DENIED", "certificate: revoked by the federation's authority")
+
+    def revoked(self) -> frozenset[int]:
+        """The serial numbers that the authority revoked; read again only when a file changed."""
+        try:
+            self.revoked_file.lstat()
+        except FileNotFoundError:
+            return frozenset()
+        except OSError:
+            pass  # it is there but not for us: the next lines refuse
+        try:
+            stamp = _stamp(self.revoked_file, self.authority_file)
+            found = self._revoked.get(stamp)
+            if found is None:
+                authority = x509.load_pem_x509_certificate(self.authority_file.read_bytes())
+                found = frozenset(entry.serial_number for entry in load_crl(self.revoked_file.read_bytes(), authority))
+                self._revoked.clear()
+                self._revoked[stamp] = found
+            return found
+        except (OSError, ValueError):
+            raise ProtocolError(
+                "PERMISSION_DENIED", "revocations: cannot be verified, so nobody is let in; install revoked.pem anew"
+            ) from None
+
+
+def load_crl(data: bytes, authority: x509.Certificate) -> x509.CertificateRevocationList:
+    """Revocations, if this authority signed them; ValueError otherwise."""
+    try:
+        found = x509.load_pem_x509_crl(data)
+        good = found.issuer == authority.subject and found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+    except (TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(str(error)) from None
+    if not good:
+        raise ValueError("not signed by this authority")
+    return found
+
+
+class Renewing:
+    """A keyring's files as last read. Changed files come into force when all of them belong together."""
+
+    def __init__(self, keys: Keyring) -> None:
+        self._keys = keys
+        self._stamp: Stamp | None = self._now()
+        self.contents = keys.read()
+
+    def changed(self) -> bool:
+        """Whether new contents came into force."""
+        stamp = self._now()
+        if stamp is None or stamp == self._stamp:
+            return False
+        try:
+            contents = self._keys.read()
+        except LaunchError:
+            return False
+        if not belong_together(*contents):
+            return False
+        changed = contents != self.contents
+        self._stamp, self.contents = stamp, contents
+        return changed
+
+    def _now(self) -> Stamp | None:
+        try:
+            return _stamp(self._keys.key_file, self._keys.certificate_file, self._keys.authority_file)
+        except OSError:
+            return None
+
+
+def belong_together(key: bytes, certificate: bytes, authority: bytes) -> bool:
+    """Whether the certificate is for this key and by this authority."""
+    try:
+        made = x509.load_pem_x509_certificate(certificate)
+        made.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+        return load_pem_private_key(key, None).public_key() == made.public_key()
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+def _stamp(*files: Path) -> Stamp:
+    """What differs once a file was replaced or written."""
+    return tuple((found.st_ino, found.st_mtime_ns, found.st_size) for found in (file.stat() for file in files))

@@ -11,7 +11,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from fl_privacy.errors import FederationError, LaunchError, ProtocolError
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire import stream
-from fl_privacy.wire.identity import Keyring
+from fl_privacy.wire.channel import Channel
+from fl_privacy.wire.identity import Keyring, certificate_of
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 Raiser = Callable[[ProtocolError], Any]
@@ -77,9 +78,12 @@ async def _refuse(context: Any, error: Exception, refused: Raiser | None) -> Non
     )
 
 
-def _unary(call: Callable[[Any, Any], Awaitable[Any]], refused: Raiser | None) -> Callable[[Any, Any], Awaitable[Any]]:
+def _unary(
+    call: Callable[[Any, Any], Awaitable[Any]], keys: Keyring, refused: Raiser | None
+) -> Callable[[Any, Any], Awaitable[Any]]:
     async def handler(request: Any, context: Any) -> Any:
         try:
+            keys.refuse_revoked(certificate_of(context))
             return await call(request, context)
         except FederationError as error:
             await _refuse(context, error, refused)
@@ -88,10 +92,11 @@ def _unary(call: Callable[[Any, Any], Awaitable[Any]], refused: Raiser | None) -
 
 
 def _streaming(
-    call: Callable[[Any, Any], AsyncIterator[Any]], refused: Raiser | None
+    call: Callable[[Any, Any], AsyncIterator[Any]], keys: Keyring, refused: Raiser | None
 ) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def handler(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
+            keys.refuse_revoked(certificate_of(context))
             async for part in call(request, context):
                 yield part
         except FederationError as error:
@@ -107,12 +112,15 @@ _HANDLERS = {
 }
 
 
-def handlers(name: str, servicer: Any, refused: Raiser | None = None) -> grpc.GenericRpcHandler:
-    """The gRPC handlers of a service, from a servicer's methods of the same names in lower case."""
+def handlers(name: str, servicer: Any, keys: Keyring, refused: Raiser | None = None) -> grpc.GenericRpcHandler:
+    """The gRPC handlers of a service, from a servicer's methods of the same names in lower case.
+
+    Every call is checked against the revocations in `keys`, also on a connection that is older than they are.
+    """
     made = {}
     for method, (many_in, many_out, request, reply) in SERVICES[name].items():
         call = getattr(servicer, method.lower())
-        wrapped = _streaming(call, refused) if many_out else _unary(call, refused)
+        wrapped = _streaming(call, keys, refused) if many_out else _unary(call, keys, refused)
         made[method] = _HANDLERS[many_in, many_out](wrapped, request[1], reply[0])
     return grpc.method_handlers_generic_handler(name, made)
 
@@ -120,7 +128,7 @@ def handlers(name: str, servicer: Any, refused: Raiser | None = None) -> grpc.Ge
 class Stub:
     """A client of one service: `stub.fetch(request, timeout=...)`."""
 
-    def __init__(self, channel: grpc.Channel, name: str) -> None:
+    def __init__(self, channel: Channel, name: str) -> None:
         kinds = {(True, False): channel.stream_unary, (False, True): channel.unary_stream}
         for method, (many_in, many_out, request, reply) in SERVICES[name].items():
             make = kinds.get((many_in, many_out), channel.unary_unary)
@@ -130,24 +138,25 @@ class Stub:
         raise AttributeError(name)
 
 
-def middleware(channel: grpc.Channel) -> Stub:
+def middleware(channel: Channel) -> Stub:
     return Stub(channel, "fl_privacy.wire.Middleware")
 
 
-def evaluator(channel: grpc.Channel) -> Stub:
+def evaluator(channel: Channel) -> Stub:
     return Stub(channel, "fl_privacy.wire.Evaluator")
 
 
-def channel(address: str, keys: Keyring) -> grpc.Channel:
-    """A mutual-TLS channel to `host:port`."""
-    return grpc.secure_channel(address, keys.channel_credentials(), options=CHANNEL_OPTIONS)
+def channel(address: str, keys: Keyring) -> Channel:
+    """A mutual-TLS channel to `host:port`, with whatever certificate is in `keys` at the time of a call."""
+    return Channel(address, keys, CHANNEL_OPTIONS)
 
 
 async def serve(name: str, servicer: Any, address: str, keys: Keyring, refused: Raiser | None = None) -> Any:
     """Start a mutual-TLS server of one service with gRPC health; returns (server, port)."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((handlers(name, servicer, refused),))
+    server.add_generic_rpc_handlers((handlers(name, servicer, keys, refused),))
     checks = health.aio.HealthServicer()
+    checks.Check, checks.Watch = (_unary(call, keys, refused) for call in (checks.Check, checks.Watch))
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     for service in ("", name):
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)

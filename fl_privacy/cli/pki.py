@@ -1,0 +1,156 @@
+"""Certificates: the authority's side and the parties'."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import Json, app, out
+
+commands = typer.Typer(help="Certificates: ask, sign, install, renew, revoke.", no_args_is_help=True)
+app.add_typer(commands, name="pki")
+
+Folder = Annotated[Path, typer.Argument(metavar="AUTHORITY", help="The authority's folder.", show_default=False)]
+Kit = Annotated[Path, typer.Argument(metavar="KIT", help="A party's kit.", show_default=False)]
+Out = Annotated[Path | None, typer.Option("--out", help="File or folder to write it to; default: the kit.")]
+
+
+def _tell(found: Any, as_json: bool, *lines: str) -> None:
+    if as_json:
+        print(json.dumps(found))
+    for line in () if as_json else lines:
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@commands.command()
+def init(
+    folder: Folder,
+    federation: Annotated[str, typer.Option(help="The only federation it will sign for; default: any.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Make a new authority."""
+    from fl_privacy.launch.pki import Authority, fingerprint
+
+    made = Authority.create(folder, federation)
+    key = fingerprint(made.certificate.public_key())
+    _tell(
+        {"authority": str(folder), "key": key, "until": made.certificate.not_valid_after_utc.isoformat()},
+        as_json,
+        f"authority {folder}: {key}",
+        "keep ca.key secret and backed up: who has it can be anybody",
+    )
+
+
+def _asked(path: Path, asked: Any, as_json: bool) -> None:
+    found = {**asked.describe(), "file": str(path)}
+    lines = [f"{found['identity']}  key {found['key']}"]
+    lines += [f"node {found['node']}"] if "node" in found else []
+    _tell(found, as_json, *lines, f"send {path} to the authority, and tell it the fingerprints by another way")
+
+
+@commands.command()
+def request(kit: Kit, out_: Out = None, as_json: Json = False) -> None:
+    """Make this party's own key, and a request that the authority can sign."""
+    from fl_privacy.launch import enrol
+
+    _asked(*enrol.request(kit, out_), as_json)
+
+
+@commands.command()
+def renew(
+    kit: Kit,
+    new_key: Annotated[bool, typer.Option("--new-key", help="For a new key, not for the one it has.")] = False,
+    out_: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Ask for the next certificate; the present key proves who asks."""
+    from fl_privacy.launch import enrol
+
+    _asked(*enrol.renew(kit, new_key, out_), as_json)
+
+
+@commands.command()
+def sign(
+    authority: Folder,
+    requests: Annotated[list[Path], typer.Argument(metavar="REQUEST...", show_default=False)],
+    days: Annotated[int | None, typer.Option(help="How long they are valid; default: 90.")] = None,
+    out_: Annotated[Path | None, typer.Option("--out", help="Folder; default: beside each request.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Also for a party that lost its key.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Sign requests: all, or none if one is not in order."""
+    from fl_privacy.launch import enrol
+    from fl_privacy.launch.pki import Authority
+
+    made = enrol.sign(Authority.load(authority), requests, days, out_, replace)
+    lines = []
+    for one in made:
+        hosts = f"  hosts {', '.join(one['hosts'])}" if one["hosts"] else ""
+        lines.append(f"{one['identity']}  until {one['until'][:10]}  key {one['key']}{hosts}")
+        lines += [f"  node {one['node']}"] if "node" in one else []
+        lines.append(f"  {one['file']}")
+    _tell(made, as_json, *lines, "compare the fingerprints with each party before you send the files back")
+
+
+@commands.command()
+def install(
+    kit: Kit,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A signed file or revoked.pem.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Take in what the authority sent; running roles go on with it."""
+    from fl_privacy.launch import enrol
+
+    found = enrol.install(kit, file)
+    lines = [f"installed {found['installed']}: {found['file']}"]
+    if "authority" in found:
+        lines.append(f"{found['identity']}  until {found['until'][:10]}  authority {found['authority']}")
+    _tell(found, as_json, *lines)
+
+
+@commands.command()
+def revoke(
+    authority: Folder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A party's name, or role/name.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Revoke all certificates of a party."""
+    from fl_privacy.launch import enrol
+    from fl_privacy.launch.pki import Authority
+    from fl_privacy.wire.identity import LISTENING
+
+    opened = Authority.load(authority)
+    identity = enrol.find(opened, name)
+    new = opened.revoke(identity)
+    alive = {record.identity for record in opened.records() if not record.expired}
+    listening = sorted(uri for uri in alive if uri.split("/")[3] in LISTENING)
+    _tell(
+        {
+            "identity": identity,
+            "revoked": [record.serial for record in new],
+            "file": str(opened.revoked_file),
+            "install_at": listening,
+        },
+        as_json,
+        f"revoked {identity}: {len(new)} certificates more in {opened.revoked_file}",
+        "it takes effect where `fl-privacy pki install KIT revoked.pem` is run, which is needed at:",
+        *(f"  {uri}" for uri in listening),
+    )
+
+
+@commands.command("list")
+def list_(authority: Folder, as_json: Json = False) -> None:
+    """Whom the authority has certified, and until when."""
+    from fl_privacy.launch.pki import Authority
+
+    opened = Authority.load(authority)
+    revoked = opened.revoked()
+    rows = []
+    for record in opened.records():
+        state = "revoked" if record.number in revoked else "expired" if record.expired else "valid"
+        rows.append({**asdict(record), "state": state})
+    _tell(rows, as_json, *(f"{row['state']:<8} until {row['until'][:16]}  {row['identity']}" for row in rows))
