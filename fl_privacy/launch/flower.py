@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fl_privacy.errors import LaunchError
 from fl_privacy.launch.pki import write_secret
 from fl_privacy.wire.identity import Keyring
+from fl_privacy.wire.tls import LocalKeys
 
 APP = Path(__file__).parent / "flower_app"
 START = 60.0
@@ -35,6 +37,46 @@ def superlink(address: str, keys: Keyring, database: Path, simulation: bool = Fa
     command += ["--ssl-ca-certfile", str(keys.authority_file), "--database", str(database)]
     command += ["--disable-runtime-dependency-installation"]
     return [*command, "--simulation"] if simulation else [*command, "--enable-supernode-auth"]
+
+
+def superlink_behind_gate(address: str, local: LocalKeys, database: Path, secret: Path) -> list[str]:
+    """The command of a SuperLink that runs nothing itself: a SuperExec that knows the secret runs ServerApps.
+
+    Its certificate is for loopback only, where the gate dials it: it has no other callers.
+    """
+    host, _, port = address.rpartition(":")
+    command = [program("flower-superlink"), "--host", host, "--port", port, "--enable-supernode-auth"]
+    command += ["--ssl-certfile", str(local.certificate), "--ssl-keyfile", str(local.key)]
+    command += ["--ssl-ca-certfile", str(local.certificate), "--database", str(database)]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    return [*command, "--disable-runtime-dependency-installation"]
+
+
+def superexec(relay: str, certificate: Path, secret: Path) -> list[str]:
+    """The command that runs ServerApps on this machine, for a SuperLink behind `relay`."""
+    command = [program("flower-superexec"), "--runtime-api-address", relay, "--root-certificates", str(certificate)]
+    return [*command, "--superexec-auth-secret-file", str(secret)]
+
+
+def relay(target: str, keys: Keyring, certificates: Path, listen: str = "127.0.0.1:0", proxy: str = "") -> list[str]:
+    """The command of a relay to the gate at `target`; callers trust `certificates/relay.pem`."""
+    command = [sys.executable, "-m", "fl_privacy.wire.relay", "--listen", listen, "--target", target]
+    command += ["--keys", str(keys.folder), "--certificates", str(certificates)]
+    return [*command, "--proxy", proxy] if proxy else command
+
+
+def gate(listen: str, superlink: str, local: LocalKeys, keys: Keyring, federation: str) -> list[str]:
+    """The command of the gate in front of a SuperLink."""
+    command = [sys.executable, "-m", "fl_privacy.wire.gate", "--listen", listen, "--superlink", superlink]
+    command += ["--superlink-ca", str(local.certificate), "--keys", str(keys.folder)]
+    return [*command, "--federation", federation]
+
+
+def direct(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Environment in which no proxy comes between Flower's programs and this machine's loopback."""
+    names = [name for key in ("NO_PROXY", "no_proxy") for name in environ.get(key, "").split(",") if name.strip()]
+    value = ",".join(dict.fromkeys([*names, "127.0.0.1", "localhost"]))
+    return {"NO_PROXY": value, "no_proxy": value}
 
 
 def supernode(superlink: str, authority: Path, key: Path, port: int, worker: Path) -> list[str]:
@@ -80,6 +122,7 @@ class Control:
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
         self._address = address
+        os.environ.update(direct())
         self._client: Any = ControlHttpClient.from_server_address(
             server_address=address,
             insecure=False,

@@ -1,0 +1,175 @@
+"""`python -m fl_privacy.wire.gate`: in front of a SuperLink, whose control API knows no callers.
+
+Mutual TLS tells who calls. A site reaches the Fleet API and nothing else, the server reaches everything.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import sys
+import time
+from collections import Counter, OrderedDict
+from pathlib import Path
+
+from cryptography import x509
+
+from fl_privacy.errors import FederationError, LaunchError, ProtocolError
+from fl_privacy.log import Log
+from fl_privacy.wire import tls
+from fl_privacy.wire.forward import APIS, Away, Caller, Gone, Refused, Upstream, check, forward
+from fl_privacy.wire.identity import Identity, Keyring
+from fl_privacy.wire.listener import Arguments, Stream, accept_tls, address, close, is_loopback, listen, run, serve
+
+CONNECTIONS = 512
+CONNECTIONS_OF_ONE = 64
+HANDSHAKES_OF_ONE = 16  # at once from one address
+AGE = 300.0  # then a caller must dial anew, and shows its renewed certificate
+REPEAT = 60.0
+REMEMBERED = 1024
+
+
+class Refusals:
+    """The event `refused`, not more than once a minute for the same caller and reason."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._last: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+
+    def __call__(self, reason: str, caller: str, identity: Identity | None = None) -> None:
+        key = (reason, identity.uri if identity else caller)
+        at, more = self._last.get(key, (-REPEAT, 0))
+        now = time.monotonic()
+        if now - at < REPEAT:
+            self._last[key] = (at, more + 1)
+            return
+        fields = {"identity": identity.uri} if identity else {}
+        self._log("refused", reason=reason, caller=caller, **fields, **({"more_before": more} if more else {}))
+        self._last[key] = (now, 0)
+        self._last.move_to_end(key)
+        if len(self._last) > REMEMBERED:
+            self._last.popitem(last=False)
+
+
+class Gate:
+    """Takes connections, finds out whose they are, and passes on what they may ask."""
+
+    def __init__(self, superlink: tuple[str, int], authority: Path, keys: Keyring, federation: str, log: Log) -> None:
+        self._superlink, self._keys, self._federation, self._log = superlink, keys, federation, log
+        own = tls.files(keys)
+        self._server = tls.Watched(own, lambda: tls.server_context(*own))
+        self._client = tls.Watched((authority,), lambda: tls.client_context(authority))
+        self._refused = Refusals(log)
+        self._handshakes: Counter[str] = Counter()
+        self._open: Counter[Identity] = Counter()
+        self._known: set[Identity] = set()
+        self._reachable: bool | None = None
+
+    async def handle(self, sock: socket.socket, caller: str) -> None:
+        """One accepted connection, to its end."""
+        if self._handshakes[caller] >= HANDSHAKES_OF_ONE or self._handshakes.total() >= CONNECTIONS:
+            sock.close()
+            self._refused("too many handshakes at once", caller)
+            return
+        self._handshakes[caller] += 1
+        try:
+            stream = await accept_tls(sock, self._server.get())
+        except ssl.SSLError as error:
+            self._refused(f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}", caller)
+            return
+        except OSError:  # a probe, or a caller that left
+            return
+        finally:
+            self._handshakes[caller] -= 1
+            if not self._handshakes[caller]:
+                del self._handshakes[caller]
+        try:
+            await self._serve(stream, caller)
+        finally:
+            await close(stream[1])
+
+    async def _serve(self, stream: Stream, caller: str) -> None:
+        identity = None
+        try:
+            certificate = tls.peer_certificate(stream[1])
+            identity = tls.identity_of(certificate)
+            self._admit(identity)
+            tls.refuse_ended(self._keys, certificate)
+        except (FederationError, ValueError) as error:
+            self._refused(str(error), caller, identity)
+            return
+        if self._open[identity] >= CONNECTIONS_OF_ONE or self._open.total() >= CONNECTIONS:
+            self._refused("too many connections at once", caller, identity)
+            return
+        self._open[identity] += 1
+        if identity not in self._known:
+            self._known.add(identity)
+            self._log("joined", identity=identity.uri, caller=caller)
+        try:
+            await self._requests(Caller(stream), identity, certificate, caller)
+        finally:
+            self._open[identity] -= 1
+
+    def _admit(self, identity: Identity) -> None:
+        if identity.federation != self._federation:
+            raise ProtocolError("PERMISSION_DENIED", f"certificate: of federation {identity.federation!r}")
+        if identity.role not in APIS:
+            raise ProtocolError("PERMISSION_DENIED", f"certificate: a {identity.role} has no business here")
+
+    async def _requests(self, calls: Caller, identity: Identity, certificate: x509.Certificate, caller: str) -> None:
+        upstream: Upstream | None = None
+        born = time.monotonic()
+        try:
+            while (request := await calls.request()) is not None:
+                tls.refuse_ended(self._keys, certificate)
+                check(request, identity.role)
+                if upstream is None or not upstream.usable:
+                    if upstream is not None:
+                        await upstream.close()
+                    upstream = await self._dial()
+                await forward(calls, upstream, request, last=time.monotonic() - born > AGE)
+                if not calls.next():
+                    return
+        except Refused as refused:
+            self._refused(str(refused), caller, identity)
+            await calls.refuse(refused)
+        except FederationError as error:
+            self._refused(str(error), caller, identity)
+        except Away as away:
+            self._saw(False, str(away))
+            await calls.refuse(Refused(502, "the SuperLink is away"))
+        except Gone:
+            return
+        finally:
+            if upstream is not None:
+                await upstream.close()
+
+    async def _dial(self) -> Upstream:
+        upstream = await Upstream.open(*self._superlink, self._client.get())
+        self._saw(True)
+        return upstream
+
+    def _saw(self, reachable: bool, reason: str = "") -> None:
+        """Log that the SuperLink came or went, once."""
+        if reachable != self._reachable:
+            self._reachable = reachable
+            self._log("connected") if reachable else self._log("unreachable", reason=f"SuperLink: {reason}")
+
+
+async def main(log: Log) -> None:
+    parser = Arguments(prog="fl_privacy.wire.gate", description="The gate in front of a SuperLink")
+    parser.add_argument("--listen", required=True, help="HOST:PORT; port 0 takes a free one and logs it")
+    parser.add_argument("--superlink", required=True, help="HOST:PORT of the SuperLink, on loopback")
+    parser.add_argument("--superlink-ca", type=Path, required=True, help="PEM file that the SuperLink is trusted by")
+    parser.add_argument("--keys", type=Path, required=True, help="folder with key.pem, cert.pem and ca.pem")
+    parser.add_argument("--federation", required=True, help="callers of other federations are refused")
+    options = parser.parse_args()
+    superlink = address(options.superlink)
+    if not is_loopback(superlink[0]):
+        raise LaunchError(f"superlink {options.superlink}: must be on loopback; others could go around the gate")
+    gate = Gate(superlink, options.superlink_ca, Keyring(options.keys), options.federation, log)
+    await serve(listen(*address(options.listen)), gate.handle, log)
+
+
+if __name__ == "__main__":
+    sys.exit(run("gate", main))
