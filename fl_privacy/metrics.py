@@ -1,6 +1,6 @@
 """What a role counts of itself. It tells a Prometheus scraper if it is asked to with `--metrics host:port`.
 
-Only then is `fl_privacy.scrape` imported, and prometheus_client with it: a role without metrics pays no memory for them.
+Only then is `fl_privacy.scrape` imported, and prometheus_client with it: a role without metrics pays nothing for them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_privacy.errors import FederationError
 
-from . import attack, deploy, run, transcript  # noqa: F401 (each adds its commands to the program)
+from . import attack, deploy, run, status, transcript  # noqa: F401 (each adds its commands to the program)
 from .common import INTERRUPTED, app
 
 
