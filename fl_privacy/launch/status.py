@@ -77,7 +77,7 @@ def read(path: Path, now: float | None = None) -> Status:
     home = root.parent / ".state" / root.name
     manifest = _manifest(root)
     if manifest is None and not home.is_dir() and not (root / "logs" / "server.log").is_file():
-        raise TranscriptError(f"{path}: no run here (neither manifest.json nor logs/server.log); give a folder in runs/")
+        raise TranscriptError(f"{path}: no run here (no manifest.json, no logs/server.log); give a folder in runs/")
     manifest = manifest or {}
     config = manifest.get("config") if isinstance(manifest.get("config"), dict) else {}
     assert isinstance(config, dict)
