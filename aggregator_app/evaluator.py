@@ -13,6 +13,7 @@ import grpc
 from fl_privacy.config import Federation, ShardsRoute
 from fl_privacy.errors import ConfigError, ProtocolError
 from fl_privacy.log import Log
+from fl_privacy.metrics import OFF
 from fl_privacy.shard import masks
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.wire import client, process, rpc
@@ -24,6 +25,9 @@ CALL = 60.0
 
 class Evaluator:
     """Holds the held-out data; makes the initial model from the federation's public seed."""
+
+    log = Log("evaluator")
+    metrics = OFF
 
     def __init__(self, federation: Federation, keys: Keyring, aggregators: list[str], data_dir: Path | None) -> None:
         if not isinstance(federation.route, ShardsRoute) or federation.route.aggregators != len(aggregators):
@@ -38,14 +42,23 @@ class Evaluator:
         peer(context, self._federation.name, "server")
         return await asyncio.to_thread(self._evaluate, request)
 
+    def refused(self, error: ProtocolError) -> None:
+        """Called for every request that is turned away."""
+        self.metrics.reject(error.code, str(error))
+        self.log.sparingly("refused", code=error.code, reason=str(error))
+
     def _evaluate(self, request: pb.EvaluateRequest) -> pb.EvaluateReply:
         try:
             if request.round == 0:
                 self._seed(request.run)
             model = self._work.initial if request.round == 0 else self._join(request.run, request.round)
         except grpc.RpcError as error:
+            self.metrics.ended("failed")
             raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
-        metrics = self._work.evaluate(model)
+        with self.metrics.phase("evaluating"):
+            metrics = self._work.evaluate(model)
+        self.metrics.ended("evaluated")
+        self.log("evaluated", run=request.run, round=request.round, accuracy=metrics.accuracy, loss=metrics.loss)
         return pb.EvaluateReply(accuracy=metrics.accuracy, loss=metrics.loss, rmse=metrics.rmse)
 
     def _seed(self, run: str) -> None:
@@ -53,6 +66,7 @@ class Evaluator:
         for stub, shard in zip(self._stubs, shards, strict=True):
             try:
                 client.seed(stub, run, shard, CALL)
+                self.metrics.moved("out", shard.nbytes)
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                     raise
@@ -64,6 +78,7 @@ class Evaluator:
             if header.round != round or shard is None:
                 raise ProtocolError("FAILED_PRECONDITION", f"round: an aggregator is at {header.round}, not at {round}")
             shards.append(shard)
+            self.metrics.moved("in", shard.nbytes)
         return masks.join(shards, self._owners)
 
 

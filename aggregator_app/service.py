@@ -18,8 +18,8 @@ from fl_privacy.log import Log
 from fl_privacy.protocol import RoundSpec
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.identity import peer
-from fl_privacy.wire.middleware import Attempt, Middleware, Parts, RunState, first
+from fl_privacy.wire.attempt import Attempt, RunState
+from fl_privacy.wire.middleware import Middleware, Parts, first
 from fl_privacy.wire.rows import Rows
 from fl_privacy.wire.stream import header_of
 
@@ -46,7 +46,7 @@ class Aggregator(Middleware):
 
     async def seed(self, parts: Parts, context: Any) -> pb.Empty:
         """The evaluator hands over the initial shard, once a run."""
-        peer(context, self.federation.name, "evaluator")
+        self._peer(context, "evaluator")
         header = header_of(await first(parts), "vector")
         self._check_unseeded(header.run)
         state = self._state(header.run, create=True)
@@ -73,7 +73,7 @@ class Aggregator(Middleware):
 
     async def settle(self, request: pb.SettleRequest, context: Any) -> pb.Empty:
         """All aggregators closed the round: apply it. Or one did not: drop it."""
-        peer(context, self.federation.name, "server")
+        self._peer(context, "server")
         attempt, state = self._attempt(request.run, request.round), self._state(request.run)
         if attempt.round.spec.attempt != request.attempt:
             raise ProtocolError("FAILED_PRECONDITION", "attempt: not the one that is open")
@@ -93,13 +93,17 @@ class Aggregator(Middleware):
         assert rows is not None
         assert model is not None
         try:
-            shard, moments = await asyncio.to_thread(self._apply, spec, rows, model, clients)
-            await asyncio.to_thread(self._store.save, spec.run, spec.round, shard, moments)
+            with self.metrics.phase("averaging"):
+                shard, moments = await asyncio.to_thread(self._apply, spec, rows, model, clients)
+            with self.metrics.phase("releasing"):
+                await asyncio.to_thread(self._store.save, spec.run, spec.round, shard, moments)
+            attempt.delivered = True
         finally:
             attempt.forget()
         if state.attempt is attempt:
             self.put_model(state, shard, spec.round)
-        self.log("released", run=spec.run, round=spec.round, count=len(clients))
+        terms = {"attempt": spec.attempt, "floor": attempt.round.needed}
+        self.log("released", run=spec.run, round=spec.round, count=len(clients), **terms)
 
     def _apply(
         self, spec: RoundSpec, rows: Rows, model: Array, clients: tuple[str, ...]

@@ -30,6 +30,7 @@ class Outgoing:
         if self._site.policy:
             Policy.load(self._site.policy).check(federation, site)
         self._last: tuple[str, Array] | None = None
+        self.charged = False  # whether the last update was charged anew, and not sent before
         self.ledger: Ledger | None = None
         self._mechanism = mechanism(federation, self._site.epsilon, records)
         if self._mechanism is not None:
@@ -47,6 +48,7 @@ class Outgoing:
         """The update of an attempt: made once, whatever breaks off in between."""
         name = hashlib.sha256(f"{run}\n{round}\n{attempt}".encode()).hexdigest()
         if attempt and self._last is not None and self._last[0] == name:
+            self.charged = False
             return self._last[1]
         if self._mechanism is None or self.ledger is None:
             update = train()
@@ -74,7 +76,7 @@ class Outgoing:
             ledger.check(mechanism.charge)  # before the work, not after it
             update = mechanism.release(train, self._key(round))
             self._keep(name, update)
-        ledger.charge(name, mechanism.charge)
+        self.charged = ledger.charge(name, mechanism.charge)
         return update
 
     def _key(self, round: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.config import Dpsgd, Federation, ServerRoute, ShardsRoute
+from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.dp.sampled import Private
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.launch.pki import load_key
 from fl_privacy.log import Log
+from fl_privacy.metrics import OFF, Metrics
 from fl_privacy.shard import masks
 from fl_privacy.tasks.train import device as find_device
 from fl_privacy.tasks.workload import Workload
@@ -33,6 +36,9 @@ Array = NDArray[np.float32]
 
 class Site:
     """One site of a federation, alive for as long as its process."""
+
+    metrics: Metrics = OFF
+    policy: str | None = None  # SHA-256 of the policy file in force
 
     def __init__(
         self,
@@ -83,7 +89,9 @@ class Site:
             raise ProtocolError("PERMISSION_DENIED", "ticket: this federation's updates do not go to the server")
         if model.shape != self._work.initial.shape or not np.isfinite(model).all():
             raise ProtocolError("INVALID_ARGUMENT", "model: not of this federation's layout, or not finite")
-        return self._update(ticket.run, ticket.first, "", model)
+        update = self._update(ticket.run, ticket.first, "", model)
+        self._uploaded(ticket.run, ticket.first, "", update)
+        return update
 
     def take_part(self, ticket: Ticket) -> int:
         """Fetch every round of the ticket as it opens, train, upload; returns how many were done."""
@@ -106,7 +114,9 @@ class Site:
     def _next(self, run: str, seen: pb.RoundHeader, until: float) -> tuple[pb.RoundHeader, Array] | None:
         """The next round that all of the middleware agrees on, and its model; None when the run is over."""
         while time.monotonic() < until:
-            answers = [self._fetch(stub, run, seen, until) for stub in self._stubs]
+            with self.metrics.phase("fetching"):
+                answers = [self._fetch(stub, run, seen, until) for stub in self._stubs]
+            self.metrics.moved("in", sum(model.nbytes for _, model in answers if model is not None))
             if any(header.finished for header, _ in answers):
                 return None
             if all(header.round for header, _ in answers) and len({h.attempt for h, _ in answers}) == 1:
@@ -129,8 +139,10 @@ class Site:
             raise ProtocolError("INVALID_ARGUMENT", "layers: not those of this site's model")
         until = time.monotonic() + header.deadline
         update = self._update(header.run, header.round, header.attempt, model)
-        for stub, part in zip(self._stubs, self._split(update), strict=True):
-            self._submit(stub, header, part, until)
+        with self.metrics.phase("uploading"):
+            for stub, part in zip(self._stubs, self._split(update), strict=True):
+                self._submit(stub, header, part, until)
+        self._uploaded(header.run, header.round, header.attempt, update)
 
     def _submit(self, stub: rpc.Stub, header: pb.RoundHeader, part: Array, until: float) -> None:
         def send() -> bool:
@@ -141,19 +153,56 @@ class Site:
 
     def _update(self, run: str, round: int, attempt: str, model: Array) -> Array:
         """What leaves the site for an attempt."""
+        began, trained = time.monotonic(), 0.0
 
         def fit(private: Private | None) -> Array:
             return self._work.update(model, self._data, self.config.name, round, self.config.device, private)
 
         def train(private: Private | None = None) -> Array:
+            nonlocal trained
+            started = time.monotonic()
             update = fit(private)
+            trained = time.monotonic() - started
             if not np.isfinite(update).all():
                 raise FederationError("training: the update is not finite; lower task.train.lr")
             if self._truth is not None:
                 self._record(run, round, attempt, update if private is None else fit(private.clean))
             return update
 
-        return self._outgoing.prepare(run, round, attempt, train)
+        try:
+            update = self._outgoing.prepare(run, round, attempt, train)
+        except FederationError as error:
+            self.metrics.ended("not-sent")
+            self.log("not-sent", run=run, round=round, attempt=attempt, policy=self.policy, reason=str(error))
+            raise
+        self.metrics.seconds("training", trained)
+        self.metrics.seconds("privatising", time.monotonic() - began - trained)
+        self._account(run, round, attempt)
+        return update
+
+    def budget(self) -> dict[str, float | None]:
+        """Epsilon spent over all runs, and what the policy leaves; None where it sets no limit."""
+        ledger = self._outgoing.ledger
+        if ledger is None:
+            return {}
+        spent, limited = ledger.spent(), ledger.epsilon < LARGEST_EPSILON
+        self.metrics.budget(spent, max(0.0, ledger.epsilon - spent) if limited else math.inf)
+        left = max(0.0, ledger.epsilon - spent) if limited else None
+        return {"spent": spent, "left": left, "delta": ledger.delta}
+
+    def _account(self, run: str, round: int, attempt: str) -> None:
+        """Tell what the ledger says of an update that is ready to be sent."""
+        if self._outgoing.ledger is not None:
+            event = "charged" if self._outgoing.charged else "resend"
+            terms = {"epsilon": self.config.epsilon, "policy": self.policy, **self.budget()}
+            self.log(event, run=run, round=round, attempt=attempt, **terms)
+
+    def _uploaded(self, run: str, round: int, attempt: str, update: Array) -> None:
+        self.metrics.ended("uploaded")
+        self.metrics.moved("out", update.nbytes)
+        route, private = self.federation.route.kind, self._outgoing.ledger is not None
+        terms = {"attempt": attempt, "route": route, "bytes": update.nbytes, "private": private, "policy": self.policy}
+        self.log("uploaded", run=run, round=round, **terms)
 
     def _record(self, run: str, round: int, attempt: str, update: Array) -> None:
         assert self._truth is not None

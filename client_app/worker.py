@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import signal
 import socket
@@ -15,8 +16,12 @@ import numpy as np
 from pydantic import ValidationError
 
 from fl_privacy.config import Federation
+from fl_privacy.dp.policy import Policy
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.log import Log
+from fl_privacy.metrics import LOCAL
+from fl_privacy.metrics import serve as serve_metrics
+from fl_privacy.wire import process
 from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.identity import Keyring
 from fl_privacy.wire.stream import data_bytes
@@ -32,19 +37,37 @@ def main() -> int:
     options = _arguments().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keep_buffers()
+    log = Log(options.site)
     try:
+        log.keep(options.events)
+        metrics, address = serve_metrics("site", options.site, options.metrics)
         federation = Federation.load(options.config)
+        terms = policy(federation, options.site)
+        log("policy", **terms)
         keys, folders = Keyring(options.keys), (options.data_dir, options.truth, options.state)
-        site = Site(federation, options.site, keys, options.middleware, *folders)
+        site = Site(federation, options.site, keys, options.middleware, *folders, log=log)
+        site.metrics, site.policy = metrics, terms["sha256"]
+        if address:
+            site.budget()
+            log("metrics", address=address)
         listener = listen(options.socket)
         site.log("listening", address=str(options.socket))
         serve(listener, site)
     except FederationError as error:
-        Log(options.site)("error", reason=str(error))
+        log("error", reason=str(error))
         return 2
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def policy(federation: Federation, site: str) -> dict[str, Any]:
+    """The policy that this site works under, for its log: the file's digest and every limit in it."""
+    path = federation.site(site).policy
+    if path is None:
+        return {"sha256": None, "reason": "no policy file: the federation's config alone holds, and no budget"}
+    limits = Policy.load(path).model_dump()
+    return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "file": str(path), **limits}
 
 
 def listen(path: Path) -> socket.socket:
@@ -76,26 +99,36 @@ def serve(listener: socket.socket, site: Site) -> None:
 
 def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> tuple[dict[str, Any], bytes | memoryview]:
     """Do what the ticket asks; the reply says done, refused or failed, and why only to the site's own log."""
+    asked: dict[str, Any] = {}
     try:
         ticket = Ticket.model_validate(fields)
+        asked = {"run": ticket.run, "first": ticket.first, "last": ticket.last}
         if len(payload) % 4:
             raise ProtocolError("INVALID_ARGUMENT", "model: not a whole number of float32")
+        site.check(ticket)
+        site.log("ticket", **asked, policy=site.policy)
         if payload:
             update = site.answer(ticket, np.frombuffer(payload, "<f4").astype(np.float32))
             return {"status": "done"}, data_bytes(update)
         rounds = site.take_part(ticket)
-        site.log("done", run=ticket.run, first=ticket.first, last=ticket.last, rounds=rounds)
+        site.log("done", **asked, rounds=rounds)
         return {"status": "done" if rounds else "failed"}, b""
     except ValidationError as error:
-        site.log("refused", reason=f"ticket: {error.error_count()} fields are wrong")
+        reason = f"ticket: {error.error_count()} fields are wrong"
+        site.metrics.reject("INVALID_ARGUMENT", reason)
+        site.log("refused", code="INVALID_ARGUMENT", reason=reason)
         return {"status": "refused"}, b""
     except ProtocolError as error:
-        site.log("refused", code=error.code, reason=str(error))
+        site.metrics.reject(error.code, str(error))
+        site.log("refused", **asked, code=error.code, reason=str(error))
         return {"status": "refused" if error.code in REFUSALS else "failed"}, b""
     except FederationError as error:
-        site.log("failed", reason=str(error))
+        site.metrics.reject(LOCAL, str(error))
+        site.log("failed", **asked, reason=str(error))
     except grpc.RpcError as error:
-        site.log("failed", code=error.code().name, reason=error.details())
+        site.metrics.ended("failed")
+        site.metrics.reject(error.code().name, str(error.details()))
+        site.log("failed", **asked, code=error.code().name, reason=error.details())
     return {"status": "failed"}, b""
 
 
@@ -109,6 +142,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
     parser.add_argument("--state", type=Path, help="this site's own folder: ledger and outgoing update")
     parser.add_argument("--truth", type=Path, help="where to record true updates, with `audit: true`")
+    process.operations(parser)
     return parser
 
 

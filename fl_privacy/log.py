@@ -1,22 +1,185 @@
-"""Structured events, one JSON line each: run, round and role, never a key, an update or a record."""
+"""Structured events, one JSON line each: run, round and role, never a key, an update or a record.
+
+Every event goes to standard error (or a file in its place), which the launcher sends where it likes. `--events FILE`
+keeps them as well, in a file of the role's own that is rotated by size: the record a compliance officer reads.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import errno
+import fcntl
 import json
+import math
+import os
 import sys
+import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.errors import LaunchError
+
+SIZE = 10 * 2**20  # bytes of one event file
+FILES = 10  # event files that are kept, the current one among them
+LONGEST_TEXT = 500  # characters of one field: a reason may quote a peer
+SPARING = 60  # events a minute of a kind that a peer can cause at will
+
+
+class EventFile:
+    """An append-only file of lines; full, it becomes FILE.1, and FILE.1 FILE.2. Many threads and processes may write.
+
+    It is opened anew for every line, under a lock of its own, so nobody writes to a file that was rotated away.
+    """
+
+    def __init__(self, path: Path, size: int = SIZE, files: int = FILES) -> None:
+        assert files > 1
+        self.path, self.size, self.files = Path(path), size, files
+        self._lock = self.path.with_name(self.path.name + ".lock")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                os.close(self._open())
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise LaunchError(f"events {path}: {error.strerror or error}; choose another --events") from None
+
+    def append(self, line: bytes) -> None:
+        """The whole line or, with an OSError, nothing of it."""
+        with self._locked():
+            handle = self._open()
+            try:
+                end = os.fstat(handle).st_size
+                if end and end + len(line) > self.size and self._rotated():
+                    os.close(handle)
+                    handle, end = self._open(), 0
+                _write(handle, line, end)
+            finally:
+                os.close(handle)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        # Not the event file itself: whoever may read that could hold a lock on it for ever.
+        handle = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        with suppress(FileExistsError):
+            handle = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o640)
+            os.fchmod(handle, 0o640)
+            return handle
+        return os.open(self.path, flags)
+
+    def _rotated(self) -> bool:
+        """Whether the file could be moved on; if not, it goes on growing, for that loses nothing."""
+        names = [self.path, *(self.path.with_name(f"{self.path.name}.{n}") for n in range(1, self.files))]
+        try:
+            for old, new in reversed(list(pairwise(names))):
+                if old.exists():
+                    old.replace(new)
+        except OSError:
+            return False
+        return True
+
+
+def _write(handle: int, line: bytes, end: int) -> None:
+    """At the end of the file, on a line of its own even after one that a crash cut off."""
+    if end and os.pread(handle, 1, end - 1) != b"\n":
+        line = b"\n" + line
+    try:
+        if os.write(handle, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(handle, end)
+        raise
+
 
 class Log:
-    """The event log of one process: a file, or standard error, which its launcher sends where it likes."""
+    """The event log of one process: a file or standard error, and with `events` a kept file of its own."""
 
-    def __init__(self, role: str, path: Path | None = None) -> None:
+    def __init__(self, role: str, path: Path | None = None, events: Path | None = None) -> None:
         self.role = role
         self._out = path.open("a", encoding="utf-8") if path else sys.stderr
+        self._guard = threading.Lock()
+        self._file: EventFile | None = None
+        self._lost = 0
+        self._sparing: dict[str, tuple[float, int]] = {}
+        self.keep(events)
 
-    def __call__(self, event: str, **fields: Any) -> None:
+    def keep(self, events: Path | None) -> None:
+        """From now on, also in this file."""
+        if events is not None:
+            self._file = EventFile(events)
+
+    def __call__(self, event: str, /, *, own: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """Tell an event; `own` are fields for the kept file alone, which stays with this role's operator."""
+        with self._guard:
+            self._tell(event, fields)
+            self._keep(event, {**fields, **(own or {})})
+
+    def own(self, event: str, /, **fields: Any) -> None:
+        """An event for the kept file alone."""
+        with self._guard:
+            self._keep(event, fields)
+
+    def sparingly(self, event: str, /, *, own: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """An event that a peer can cause at will: so many a minute, and the next one says how many were left out."""
+        began, count = self._sparing.get(event, (0.0, 0))
+        now = time.monotonic()
+        if now - began < 60 and count >= SPARING:
+            self._sparing[event] = (began, count + 1)
+            return
+        if now - began >= 60:
+            if count > SPARING:
+                fields["left_out"] = count - SPARING
+            began, count = now, 0
+        self._sparing[event] = (began, count + 1)
+        self(event, own=own, **fields)
+
+    def _tell(self, event: str, fields: Mapping[str, Any]) -> None:
         line = {"time": round(time.time(), 3), "role": self.role, "event": event, **fields}
-        self._out.write(json.dumps(line, separators=(",", ":"), default=str) + "\n")
-        self._out.flush()
+        with suppress(OSError):
+            self._out.write(json.dumps(line, separators=(",", ":"), default=str) + "\n")
+            self._out.flush()
+
+    def _keep(self, event: str, fields: Mapping[str, Any]) -> None:
+        """A disk that is full stops nobody: that is told once, and later how many events are missing."""
+        if self._file is None:
+            return
+        try:
+            if self._lost:
+                self._file.append(self._line("events-lost", {"count": self._lost}))
+                self._lost = 0
+            self._file.append(self._line(event, fields))
+        except OSError as error:
+            self._lost += 1
+            if self._lost == 1:
+                reason = f"{self._file.path}: {error.strerror or error}; free some space"
+                self._tell("events-failing", {"reason": reason})
+
+    def _line(self, event: str, fields: Mapping[str, Any]) -> bytes:
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = {"time": now, "role": self.role, "event": event, "run": None, "round": None}
+        line |= {name: _plain(value) for name, value in fields.items()}
+        return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, of bounded length."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value[:100]]
+    text = str(value)
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."

@@ -16,6 +16,8 @@ from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.launch.pki import load_key
 from fl_privacy.launch.plan import ServerPlan
 from fl_privacy.log import Log
+from fl_privacy.metrics import Metrics
+from fl_privacy.metrics import serve as serve_metrics
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
 from fl_privacy.wire import rpc
@@ -36,7 +38,8 @@ class Coordinator:
     def __init__(self, grid: Grid, plan: ServerPlan) -> None:
         self.plan = plan
         # Flower keeps what a ServerApp prints to itself, so the events have a file of their own.
-        self.log = Log("server", plan.log)
+        self.log = Log("server", plan.log, plan.events)
+        self.metrics = self._make_metrics()
         self.federation = Federation.load(plan.config)
         self.layout = layout_of(self.federation)
         self.strategy = Strategy(self.federation)
@@ -53,6 +56,16 @@ class Coordinator:
         self._message, self._cohort = -1, list[str]()
         self._invited = False
         self._salt = 0
+
+    def _make_metrics(self) -> Metrics:
+        try:
+            metrics, address = serve_metrics("server", "server", self.plan.metrics)
+        except FederationError as error:
+            self.log("failed", run=self.plan.run, reason=str(error))
+            raise
+        if address:
+            self.log("metrics", address=address)
+        return metrics
 
     def _make_route(self) -> Route:
         if isinstance(self.federation.route, ServerRoute):
@@ -107,7 +120,8 @@ class Coordinator:
         self._invited = True
         self._record(ask, outcome)
         if self.model is not None and outcome.updates is not None:
-            self.model = self.strategy.combine(self.model, outcome.updates, outcome.tiers)
+            with self.metrics.phase("combine"):
+                self.model = self.strategy.combine(self.model, outcome.updates, outcome.tiers)
         self._evaluate(round, outcome, time.monotonic() - began)
         self._checkpoint(round)
 
@@ -126,7 +140,7 @@ class Coordinator:
             ask = Ask(self.plan.run, round, last, name, cohort, invite or number > 1)
             self.log("round", run=self.plan.run, round=round, attempt=number)
             try:
-                return ask, self.route.play(ask, self.model)
+                return ask, self._attempt(ask)
             except Exception as error:
                 reason = retryable(error)
                 if reason is None:
@@ -134,6 +148,22 @@ class Coordinator:
             self.log("attempt-failed", run=self.plan.run, round=round, attempt=number, reason=reason)
             time.sleep(PAUSE)
         raise LaunchError(f"round {round} failed {self.federation.attempts} times; the last time: {reason}")
+
+    def _attempt(self, ask: Ask) -> Outcome:
+        """One attempt, counted."""
+        copies = len(ask.cohort) if isinstance(self.federation.route, ServerRoute) else 1
+        self.metrics.moved("out", 0 if self.model is None else copies * self.model.nbytes)
+        self.metrics.opened(1)
+        ended = "failed"
+        try:
+            with self.metrics.phase("collect"):
+                outcome = self.route.play(ask, self.model)
+            ended = "released"
+        finally:
+            self.metrics.opened(-1)
+            self.metrics.ended(ended)
+        self.metrics.moved("in", outcome.received)
+        return outcome
 
     def _record(self, ask: Ask, outcome: Outcome) -> None:
         """Exactly what this server saw, and the model it held."""
@@ -143,7 +173,8 @@ class Coordinator:
         self.view.record(ask.round, ask.attempt, held, outcome.tiers, invited + outcome.receipts)
 
     def _evaluate(self, round: int, outcome: Outcome, seconds: float) -> None:
-        metrics = self.evaluation(self.plan.run, round, self.model)
+        with self.metrics.phase("evaluate"):
+            metrics = self.evaluation(self.plan.run, round, self.model)
         line = {
             "round": round,
             "accuracy": metrics.accuracy,
@@ -160,7 +191,8 @@ class Coordinator:
         arrays = {f"moment.{name}": array for name, array in self.strategy.state().items()}
         if self.model is not None:
             arrays["model"] = self.model
-        self.checkpoints.save(round, arrays)
+        with self.metrics.phase("checkpoint"):
+            self.checkpoints.save(round, arrays)
 
     def _resume(self, saved: dict[str, NDArray[np.float32]]) -> None:
         # Attempts of the broken run may have been released: names of ours must not meet them.

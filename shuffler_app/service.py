@@ -13,8 +13,9 @@ from fl_privacy.shuffle.job import Job, MixingSet, TopUp
 from fl_privacy.shuffle.mixing import Group, groups
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.attempt import Attempt, RunState
 from fl_privacy.wire.buffers import give_back, keep_buffers
-from fl_privacy.wire.middleware import Attempt, Middleware, Parts, RunState
+from fl_privacy.wire.middleware import Middleware, Parts
 from fl_privacy.wire.stream import chunks
 
 from .mixer import mix_apart
@@ -49,13 +50,28 @@ class Shuffler(Middleware):
                 await asyncio.to_thread(
                     self.recorder.record, spec.round, spec.attempt, {"updates": matrix}, tiers, events
                 )
-            await asyncio.to_thread(mix_apart, matrix, rows, job)
-            self.log("released", run=spec.run, round=spec.round, count=len(clients))
+            with self.metrics.phase("mixing"):
+                await asyncio.to_thread(mix_apart, matrix, rows, job)
+            attempt.delivered = True
+            self.log("released", run=spec.run, round=spec.round, count=len(clients), **self._terms(attempt, job))
             header = pb.ReleaseHeader(phase="released", count=len(clients), tiers=labels, length=spec.length)
-            for part in chunks(pb.Chunk(release=header), matrix):
-                yield part
+            with self.metrics.phase("releasing"):
+                for part in chunks(pb.Chunk(release=header), matrix):
+                    yield part
+                    self.metrics.moved("out", part.nbytes if isinstance(part, memoryview) else 0)
         finally:
             attempt.forget()
+
+    def _terms(self, attempt: Attempt, job: Job) -> dict[str, object]:
+        """Under what a round was released, for the log: nothing of who is in it, and no key."""
+        assert isinstance(self.federation.route, ShufflerRoute)
+        return {
+            "attempt": attempt.round.spec.attempt,
+            "floor": attempt.round.needed,
+            "level": job.level,
+            "buckets": self.federation.route.buckets,
+            "sets": [len(mixed.members) for mixed in job.sets],
+        }
 
     def _plan(self, tiers: list[str], attempt: Attempt) -> tuple[Job, list[str]]:
         """Every mixing set with a key of its own; and the label of each row of the result."""

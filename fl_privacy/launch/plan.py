@@ -25,6 +25,8 @@ class ServerPlan(BaseModel):
     observers: dict[str, str] = {}
     # Simulated sites cannot wait for the next round: there are fewer actors than sites.
     invite_every_round: bool = False
+    metrics: str | None = None
+    events: Path | None = None
 
     @classmethod
     def load(cls, home: str) -> ServerPlan:

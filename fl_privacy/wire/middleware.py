@@ -7,7 +7,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from fl_privacy.config import Federation
 from fl_privacy.errors import ProtocolError
 from fl_privacy.log import Log
+from fl_privacy.metrics import OFF, Metrics
 from fl_privacy.protocol import MAX_PARAMETERS, Phase, Round, RoundSpec, Submission
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.attempt import Attempt, RunState
 from fl_privacy.wire.identity import peer
 from fl_privacy.wire.rows import Rows
 from fl_privacy.wire.stream import Part, Receiver, chunks, digest, header_of
@@ -29,69 +31,13 @@ HEADER_WAIT = 30.0
 KEPT = 600.0  # seconds that a closed round waits for the server after its deadline; then its updates are dropped
 
 Parts = AsyncIterator[Part]
-
-
-@dataclass
-class Attempt:
-    """One attempt at a round and the updates in it."""
-
-    round: Round
-    rows: Rows | None
-    layers: tuple[int, ...] = ()
-    invited: frozenset[str] = frozenset()
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    streams: dict[str, asyncio.Timeout] = field(default_factory=dict)
-    settling: asyncio.Task[None] | None = None
-
-    def notice(self) -> None:
-        """If the end has come: wake whoever waits for it, end the streams, and forget what will not be released."""
-        if not self.round.is_over:
-            return
-        self.over.set()
-        for client in list(self.streams):
-            self.cut(client)
-        if self.round.phase is Phase.FAILED:
-            self.forget()
-
-    def forget(self) -> None:
-        """Let the updates go."""
-        self.rows = None
-        self.gone.set()
-
-    def awaits(self, site: str) -> bool:
-        """Whether the site may still take part."""
-        return site in self.invited and not self.round.is_over
-
-    def fail(self, reason: str) -> None:
-        self.round.fail(reason)
-        self.notice()
-
-    def cut(self, client: str) -> None:
-        """End the client's stream: one that hangs would hold the round's memory."""
-        if client in self.streams:
-            self.streams.pop(client).reschedule(asyncio.get_running_loop().time())
-
-
-@dataclass
-class RunState:
-    """One run as this middleware sees it."""
-
-    name: str
-    attempt: Attempt | None = None
-    model: NDArray[np.float32] | None = None
-    model_digest: bytes = b""
-    version: int = 0
-    finished: bool = False
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def notify(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
+_caller: ContextVar[str | None] = ContextVar("caller", default=None)  # whose call this task answers
 
 
 class Middleware(ABC):
     """The servicer; `prepare` and `hand_out` are where shuffler and aggregator differ."""
+
+    metrics: Metrics = OFF
 
     def __init__(self, federation: Federation, log: Log, recorder: ViewWriter | None = None) -> None:
         self.federation = federation
@@ -120,11 +66,12 @@ class Middleware(ABC):
 
     def refused(self, error: ProtocolError) -> None:
         """Called for every request that is turned away."""
-        self.log("refused", code=error.code, reason=str(error))
+        self.metrics.reject(error.code, str(error))
+        self.log.sparingly("refused", code=error.code, reason=str(error), own={"peer": _caller.get()})
 
     async def open(self, parts: Parts, context: Any) -> pb.Empty:
         """The server opens an attempt at a round; an older attempt that is still open fails."""
-        peer(context, self.federation.name, "server")
+        self._peer(context, "server")
         header = header_of(await first(parts), "round")
         spec = RoundSpec(
             run=header.run,
@@ -150,17 +97,38 @@ class Middleware(ABC):
         self.put_model(state, model, header.round - 1)
         state.attempt = Attempt(Round(spec, self.federation.floor, time.monotonic()), rows, layers, invited)
         state.finished = False
+        self.metrics.opened(1)
         self._spawn(self._watch(state.attempt))
         state.notify()
-        self.log("opened", run=spec.run, round=spec.round, cohort=spec.cohort)
+        self.log(
+            "opened",
+            run=spec.run,
+            round=spec.round,
+            attempt=spec.attempt,
+            cohort=spec.cohort,
+            quorum=spec.quorum,
+            floor=self.federation.floor,
+        )
         return pb.Empty()
+
+    def _peer(self, context: Any, role: str) -> str:
+        """The caller's name, if it has this role."""
+        name = peer(context, self.federation.name, role).name
+        _caller.set(name)
+        return name
 
     def _site(self, context: Any) -> str:
         """The calling site's name; a certificate outlives a site's membership."""
-        name = peer(context, self.federation.name, "site").name
+        name = self._peer(context, "site")
         if name not in self.federation.site_names:
             raise ProtocolError("PERMISSION_DENIED", f"site {name!r} is not in this federation")
         return name
+
+    def _join(self, state: RunState, site: str) -> None:
+        """Note a site's first call in a run. For our own operator: when a site came is nobody else's business."""
+        if site not in state.joined:
+            state.joined.add(site)
+            self.log.own("joined", run=state.name, site=site)
 
     def _invited(self, header: pb.RoundHeader) -> frozenset[str]:
         names = frozenset(header.sites) or frozenset(self.federation.site_names)
@@ -189,8 +157,11 @@ class Middleware(ABC):
             raise ProtocolError("INVALID_ARGUMENT", "tier: not the one that the federation has for this site")
         submission = Submission(header.attempt, header.layout, header.length, header.digest, max(1, header.floor))
         ticket = attempt.round.begin(client, submission, time.monotonic())
+        self._join(self._state(header.run), client)
         if ticket is None:
             return pb.SubmitReply(duplicate=True)
+        if attempt.first_at is None:
+            attempt.first_at = time.monotonic()
         await self._receive(attempt, client, ticket, submission, header.tier, parts)
         attempt.notice()
         spec = attempt.round.spec
@@ -211,6 +182,8 @@ class Middleware(ABC):
                 async for part in parts:
                     attempt.round.check(client, ticket, time.monotonic())
                     receiver.feed(part)
+                    assert isinstance(part, memoryview)  # nothing else is fed
+                    attempt.taken += part.nbytes
             receiver.finish()
             attempt.round.commit(client, ticket, submission, time.monotonic())
             rows.label(client, tier)
@@ -227,7 +200,7 @@ class Middleware(ABC):
 
     async def collect(self, request: pb.CollectRequest, context: Any) -> AsyncIterator[pb.Chunk | memoryview]:
         """The server's barrier: answers when the round is over, never before."""
-        peer(context, self.federation.name, "server")
+        self._peer(context, "server")
         attempt = self._attempt(request.run, request.round)
         if attempt.round.spec.attempt != request.attempt:
             raise ProtocolError("FAILED_PRECONDITION", "attempt: not the one that is open")
@@ -243,17 +216,22 @@ class Middleware(ABC):
     async def fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk | memoryview]:
         """A site waits for the next round and gets its model; the evaluator gets the newest model there is."""
         if request.newest:
-            peer(context, self.federation.name, "evaluator")
+            self._peer(context, "evaluator")
             state = self._state(request.run)
             header = pb.RoundHeader(run=request.run, round=state.version, model=state.model_digest)
         else:
             site = self._site(context)
             state = self._state(request.run)
+            self._join(state, site)
             header = await self._next_round(state, request, site)
         if state.model is not None and (header.round or request.newest) and not header.finished:
             header.model = state.model_digest
             header.length = state.model.size
             arrays = [state.model]
+            if state.attempt is not None and not request.newest:
+                state.attempt.given += state.model.nbytes
+            else:
+                self.metrics.moved("out", state.model.nbytes)
         else:
             arrays = []
         for part in chunks(pb.Chunk(round=header), arrays):
@@ -285,7 +263,7 @@ class Middleware(ABC):
 
     async def finish(self, request: pb.FinishRequest, context: Any) -> pb.Empty:
         """The run is over: waiting sites go home and its memory is freed."""
-        peer(context, self.federation.name, "server")
+        self._peer(context, "server")
         state = self._state(request.run)
         if state.attempt:
             state.attempt.fail("the run was finished")
@@ -303,12 +281,22 @@ class Middleware(ABC):
         async for part in parts:
             receiver.feed(part)
         receiver.finish()
+        self.metrics.moved("in", model.nbytes)
         return model
 
     def put_model(self, state: RunState, model: NDArray[np.float32], version: int) -> None:
         state.model, state.model_digest, state.version = model, digest(model), version
 
     async def _watch(self, attempt: Attempt) -> None:
+        try:
+            await self._see_out(attempt)
+        except asyncio.CancelledError:
+            attempt.round.fail("the process was stopped")
+            raise
+        finally:
+            self._ended(attempt)
+
+    async def _see_out(self, attempt: Attempt) -> None:
         """Let the deadline pass; drop the updates of a closed round that nobody comes for."""
         while not attempt.over.is_set():
             attempt.round.tick(time.monotonic())
@@ -319,12 +307,38 @@ class Middleware(ABC):
                     await attempt.over.wait()
             except TimeoutError:
                 continue
+        self._account(attempt)
         try:
             # From the deadline on: until then another aggregator may still be collecting the same round.
             async with asyncio.timeout(attempt.round.remaining(time.monotonic()) + KEPT):
                 await attempt.gone.wait()
         except TimeoutError:
             attempt.fail("nobody collected it in time")
+
+    def _account(self, attempt: Attempt) -> None:
+        """Bytes and times of a round that is over. Not before: a scraper must not see updates arrive one by one."""
+        now, opened = time.monotonic(), attempt.round.opened_at
+        first = attempt.first_at or now
+        self.metrics.opened(-1)
+        self.metrics.seconds("waiting", first - opened)
+        self.metrics.seconds("receiving", now - first)
+        self.metrics.moved("in", attempt.taken)
+        self.metrics.moved("out", attempt.given)
+
+    def _ended(self, attempt: Attempt) -> None:
+        """Count how it ended, and say what was not released and why."""
+        round = attempt.round
+        self.metrics.ended("released" if attempt.delivered else "failed")
+        if not attempt.delivered:
+            self.log(
+                "not-released",
+                run=round.spec.run,
+                round=round.spec.round,
+                attempt=round.spec.attempt,
+                count=len(round.accepted),
+                floor=round.needed,
+                reason=round.reason or "it broke off while it was being released",
+            )
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

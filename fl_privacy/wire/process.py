@@ -13,6 +13,7 @@ from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.launch.pki import load_key
 from fl_privacy.log import Log
+from fl_privacy.metrics import serve as serve_metrics
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import rpc
 from fl_privacy.wire.buffers import keep_buffers
@@ -28,7 +29,14 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--keys", type=Path, required=True, help="folder with key.pem, cert.pem and ca.pem")
     parser.add_argument("--view", type=Path, help="where to record this party's view, with `audit: true`")
     parser.add_argument("--run", default="", help="the run that the view is of")
+    operations(parser)
     return parser
+
+
+def operations(parser: argparse.ArgumentParser) -> None:
+    """What every role can tell its operator."""
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus metrics here; default: nowhere")
+    parser.add_argument("--events", type=Path, metavar="FILE", help="keep the event log here too, rotated by size")
 
 
 def recorder(options: argparse.Namespace, federation: Federation, observer: str) -> ViewWriter | None:
@@ -42,7 +50,12 @@ def recorder(options: argparse.Namespace, federation: Federation, observer: str)
 def run(service: str, make: Callable[[Federation], Any], options: argparse.Namespace, log: Log) -> int:
     """Read the federation, make the servicer, serve; the exit code."""
     try:
+        log.keep(options.events)
         servicer = make(Federation.load(options.config))
+        servicer.log = log
+        servicer.metrics, address = serve_metrics(log.role.partition("-")[0], log.role, options.metrics)
+        if address:
+            log("metrics", address=address)
         asyncio.run(serve(service, servicer, options, log))
     except FederationError as error:
         log("error", reason=str(error))

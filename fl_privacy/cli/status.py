@@ -1,0 +1,52 @@
+"""How a run is doing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from .common import Json, RunPath, app, out
+
+if TYPE_CHECKING:
+    from fl_privacy.launch.status import Status
+
+
+@app.command()
+def status(run: RunPath, as_json: Json = False) -> None:
+    """How a run is doing: state, round, score, time left, failed attempts, processes, budgets."""
+    from fl_privacy.launch.status import read
+
+    found = read(run)
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return
+    for line in _lines(found):
+        out.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _lines(found: Status) -> list[str]:
+    lines = [f"{found.run}: {found.state}" + (f" ({found.reason})" if found.reason else "")]
+    place = f"round {found.round}" + ("" if found.rounds is None else f" of {found.rounds}")
+    score = [f"{name} {value:.4f}" for name, value in found.score.items()]
+    lines.append("  ".join((place, *score, f"{found.bytes / 1e6:.1f} MB received")))
+    if found.seconds_a_round is not None:
+        left = "" if found.seconds_left is None else f", about {_duration(found.seconds_left)} left"
+        lines.append(f"{found.seconds_a_round:.2f} s a round{left}")
+    if found.attempt is not None and found.attempt > 1:
+        lines.append(f"the round that is open is tried for the {found.attempt}. time")
+    for failed in found.failed_attempts[-10:]:
+        lines.append(f"round {failed['round']}, attempt {failed['attempt']} failed: {failed['reason']}")
+    for process in found.processes:
+        how = f"{process.rss / 1e6:.0f} MB" if process.alive else "gone"
+        lines.append(f"{process.name} (pid {process.pid}, {how})" + (f": {process.last}" if process.last else ""))
+    for budget in found.budgets:
+        left = "no limit" if budget.left is None else f"{budget.left:.3f} left"
+        lines.append(f"ledger {budget.site}: epsilon {budget.spent:.3f} spent, {left}")
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
