@@ -15,6 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from fl_privacy.errors import LaunchError, ProtocolError
 from fl_privacy.launch import pki
+from fl_privacy.launch.kit import Folder
 from fl_privacy.launch.papers import (
     BROKEN,
     Asked,
@@ -24,14 +25,12 @@ from fl_privacy.launch.papers import (
     bounded,
     check,
     hosts_of,
-    identity_of,
     read,
     sign_text,
     verify_text,
 )
 from fl_privacy.launch.pki import Authority, fingerprint, load_key, write_public, write_secret
-from fl_privacy.reading import mapping, text_of
-from fl_privacy.wire.identity import SCHEME, Identity, Keyring, load_crl
+from fl_privacy.wire.identity import Identity, Keyring, load_crl
 
 MAX_CRL = 16 * 2**20
 MAX_DAYS = 825
@@ -40,13 +39,8 @@ _CRL = b"-----BEGIN X509 CRL-----"
 
 def party(kit: Path) -> tuple[Identity, tuple[str, ...]]:
     """Whose kit it is, and what the party is dialled by."""
-    source = f"kit {kit / 'kit.yaml'}"
-    values = mapping(text_of(kit / "kit.yaml", "kit"), source)
-    hosts = values.get("hosts") or []
-    if not {"federation", "role", "name"} <= values.keys() or not isinstance(hosts, list):
-        raise LaunchError(f"{source}: needs federation, role and name, and hosts as a list; provision it anew")
-    identity = identity_of(f"{SCHEME}://{values['federation']}/{values['role']}/{values['name']}", source)
-    return identity, hosts_of(identity, hosts, source)
+    folder = Folder.open(kit)
+    return folder.identity, hosts_of(folder.identity, folder.kit.hosts, f"kit {kit / 'kit.yaml'}")
 
 
 def request(kit: Path, out: Path | None = None) -> tuple[Path, Asked]:
@@ -83,7 +77,7 @@ def _write_request(
         .add_extension(pki.alternative_names(identity, hosts), critical=False)
         .sign(key, hashes.SHA256())
     )
-    node = _node_key(kit / "node.key") if identity.role == "site" else None
+    node = _node_key(Folder.open(kit).node_key) if identity.role == "site" else None
     text = csr.public_bytes(serialization.Encoding.PEM).decode()
     made = Request(identity=identity.uri, hosts=hosts, csr=text, node=node)
     proof = {"signature": sign_text(key, made.payload)}

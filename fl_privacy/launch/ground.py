@@ -18,10 +18,9 @@ from fl_privacy.errors import LaunchError
 from fl_privacy.launch.pki import Authority
 from fl_privacy.launch.plan import ServerPlan
 from fl_privacy.launch.processes import Fleet
-from fl_privacy.wire.identity import Identity, Keyring
+from fl_privacy.wire.identity import LISTENING, Identity, Keyring
 
 HOSTS = ("127.0.0.1", "localhost")
-LISTENING = ("superlink", "shuffler", "aggregator", "evaluator")
 START = 90.0
 # Files of this user are out of reach for root without capabilities, which is how SuperNodes run here.
 PRIVATE_UID = 61183

@@ -12,7 +12,6 @@ from fl_privacy.launch import flower, kit_files
 from fl_privacy.launch.kit import Folder, Kit, Role, middleware_of, parties, write_kit
 from fl_privacy.launch.pki import Authority, write_secret
 
-LISTENING = ("superlink", "shuffler", "aggregator", "evaluator")
 EVERYWHERE = "0.0.0.0"
 METRICS = "127.0.0.1:9464"
 

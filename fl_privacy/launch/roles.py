@@ -11,8 +11,7 @@ from fl_privacy.errors import ConfigError
 from fl_privacy.launch import confine, flower
 from fl_privacy.launch.ground import free_port
 from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.pki import Authority
-from fl_privacy.wire.identity import Identity, Keyring
+from fl_privacy.wire.tls import LocalKeys
 
 LOOPBACK = "127.0.0.1"
 START = 120.0  # seconds for a process to come up
@@ -57,14 +56,12 @@ def processes(folder: Folder, ports: Ports) -> Iterator[Process]:
 
 def _superlink(folder: Folder, ports: Ports) -> Iterator[Process]:
     """Flower's SuperLink on loopback, and the gate before it: its control API has no authentication of its own."""
-    inner = _inner_keys(folder)
-    address = f"{LOOPBACK}:{ports.superlink}"
-    home = {"FLWR_HOME": str(folder.state / "flwr")}
-    command = flower.superlink(address, inner, folder.state / "flower.db", secret=folder.path / "secret")
+    local = LocalKeys.open(folder.state, "superlink")
+    address, home = f"{LOOPBACK}:{ports.superlink}", {"FLWR_HOME": str(folder.state / "flwr")}
+    command = flower.superlink_behind_gate(address, local, folder.state / "flower.db", folder.path / "secret")
     yield Process("superlink", command, home, port=address)
-    gate = ["-m", "fl_privacy.wire.gate", "--listen", _listen(folder), "--superlink", address]
-    gate += ["--superlink-ca", str(inner.authority_file), "--keys", str(folder.keys.folder)]
-    yield Process("gate", [sys.executable, *gate, "--federation", folder.kit.federation], announces=True)
+    gate = flower.gate(_listen(folder), address, local, folder.keys, folder.kit.federation)
+    yield Process("gate", gate, announces=True)
 
 
 def _server(folder: Folder, ports: Ports) -> Iterator[Process]:
@@ -117,10 +114,9 @@ def _relay(folder: Folder, ports: Ports) -> Process:
     kit = folder.kit
     if kit.superlink is None:
         raise ConfigError(f"kit {folder.path}: superlink is missing; add the host:port of the SuperLink's gate")
-    command = ["-m", "fl_privacy.wire.relay", "--listen", f"{LOOPBACK}:{ports.relay}", "--target", kit.superlink]
-    command += ["--keys", str(folder.keys.folder), "--certificates", str(folder.run)]
-    command += ["--proxy", kit.proxy] if kit.proxy else []
-    return Process("relay", [sys.executable, *command], announces=True)
+    listen = f"{LOOPBACK}:{ports.relay}"
+    command = flower.relay(kit.superlink, folder.keys, folder.run, listen, kit.proxy or "")
+    return Process("relay", command, announces=True)
 
 
 def _listen(folder: Folder) -> str:
@@ -140,16 +136,9 @@ def _observed(folder: Folder) -> list[str]:
     return [*metrics, "--events", str(folder.logs / "events.jsonl")]
 
 
-def _inner_keys(folder: Folder) -> Keyring:
-    """A certificate for loopback alone, between the gate and the SuperLink; made anew at every start."""
-    authority = Authority.open(folder.state / "inner")
-    identity = Identity(folder.kit.federation, "superlink", "inner")
-    return authority.issue(identity, folder.state / "inner" / "keys", (LOOPBACK, "localhost"))
-
-
 def environment(folder: Folder) -> dict[str, str]:
     """What every process of a kit gets: the way out, and nothing that would divert calls on loopback."""
-    env = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
+    env = flower.direct()
     if folder.kit.proxy:
         env |= {"https_proxy": folder.kit.proxy, "HTTPS_PROXY": folder.kit.proxy}
     return env

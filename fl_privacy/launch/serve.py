@@ -20,6 +20,7 @@ from fl_privacy.launch.kit import Folder
 from fl_privacy.launch.members import Members
 from fl_privacy.launch.processes import Fleet, Tail
 from fl_privacy.log import Log
+from fl_privacy.wire.tls import LocalKeys
 
 POLL = 0.2
 HEALTH_EVERY = 2.0
@@ -123,7 +124,7 @@ def serve(folder: Folder, until: Path | None = None) -> None:
     """Run the role until SIGTERM, or until the file `until` is there."""
     with alone(folder):
         clean(folder)
-        log = Log(folder.kit.name)
+        log = Log(folder.kit.name, events=folder.logs / "events.jsonl")
         stopping = _stop_on_signals()
         fleet = Fleet(folder.logs, folder.run / "pids.json")
         ports = roles.Ports.free()
@@ -153,7 +154,7 @@ def _members(folder: Folder, ports: roles.Ports, log: Log) -> Members | None:
     if folder.kit.role != "superlink":
         return None
     (folder.path / "nodes").mkdir(exist_ok=True)
-    authority = folder.state / "inner" / "ca.pem"
+    authority = LocalKeys.open(folder.state, "superlink").certificate
     return Members(flower.Control(f"{roles.LOOPBACK}:{ports.superlink}", authority), folder.path / "nodes", log)
 
 

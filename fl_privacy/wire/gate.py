@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter, OrderedDict
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 
@@ -43,8 +44,9 @@ class Refusals:
         if now - at < REPEAT:
             self._last[key] = (at, more + 1)
             return
-        fields = {"identity": identity.uri} if identity else {}
-        self._log("refused", reason=reason, caller=caller, **fields, **({"more_before": more} if more else {}))
+        fields: dict[str, Any] = {"identity": identity.uri} if identity else {}
+        fields |= {"more_before": more} if more else {}
+        self._log("refused", reason=reason, caller=caller, **fields)
         self._last[key] = (now, 0)
         self._last.move_to_end(key)
         if len(self._last) > REMEMBERED:
