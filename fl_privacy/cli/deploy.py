@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,9 @@ from fl_privacy.errors import FederationError
 
 from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
 from .run import print_result
+
+if TYPE_CHECKING:
+    from fl_privacy.launch.follow import Result
 
 KitPath = Annotated[Path, typer.Argument(help="A start kit's folder.", show_default=False)]
 
@@ -92,12 +96,13 @@ def preflight(
 def serve(
     kit: KitPath,
     until: Annotated[Path | None, typer.Option(help="End when this file is there.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="A site's device, in place of the kit's.")] = None,
 ) -> None:
     """Run a kit's role here, in the foreground, until SIGTERM: SuperLink, shuffler, aggregator, evaluator or site."""
     from fl_privacy.launch.kit import Folder
     from fl_privacy.launch.serve import serve as run
 
-    folder = Folder.open(kit)
+    folder = Folder.open(kit, device)
     if folder.kit.role == "server":
         raise FederationError(f"kit {kit}: is the server's; runs are started with fl-privacy train {kit}")
     run(folder, until)
@@ -107,30 +112,40 @@ def serve(
 def train(
     kit: KitPath,
     anew: Annotated[bool, typer.Option("--new", help="Leave an unfinished run and start another.")] = False,
+    run: Annotated[str | None, typer.Option(help="Name of a new run; default: by federation and time.")] = None,
     copy_to: Annotated[Path | None, typer.Option(help="Folder for a copy of the run.", show_default=False)] = None,
     done: Annotated[Path | None, typer.Option(help="File to write when all is over.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
     """Run a federation across machines, from the server's kit; goes on with a run that was broken off."""
     from fl_privacy.launch.kit import Folder
-    from fl_privacy.launch.train import export
     from fl_privacy.launch.train import train as start
     from fl_privacy.launch.view import View
 
     folder = Folder.open(kit)
     signal.signal(signal.SIGTERM, interrupt)
-    if done is not None:
-        done.unlink(missing_ok=True)
     federation = folder.federation
-    with View(federation.rounds, federation.cohort, err if as_json else out) as view:
-        result = start(folder, anew, view)
-    if as_json:
-        print(result.to_json(), flush=True)
-    elif result.status == "completed":
-        print_result(result)
-    if copy_to is not None and not export(result, copy_to):
-        print(f"the run could not be copied to {copy_to}: it is not writable for this user", flush=True)
-    if done is not None:
-        done.write_text(result.status + "\n")
+    try:
+        with View(federation.rounds, federation.cohort, err if as_json else out) as view:
+            result = start(folder, anew, run, view)
+        if as_json:
+            print(result.to_json(), flush=True)
+        elif result.status == "completed":
+            print_result(result)
+        if copy_to is not None:
+            _copy(result, copy_to)
+    finally:
+        if done is not None:
+            done.write_text("over\n")
     if result.status != "completed":
         raise FederationError(f"run {result.run} failed: {result.reason} (logs: {result.path}/logs)")
+
+
+def _copy(result: Result, target: Path) -> None:
+    from fl_privacy.launch.train import export
+
+    if export(result, target):
+        print(f"and a copy in  {target}/{result.run}", flush=True)
+    else:
+        print(f"{target} may not be written by user {os.getuid()}; to take the run out of the container:", flush=True)
+        print(f"  docker compose cp server:{result.path} runs/", flush=True)

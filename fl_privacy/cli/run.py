@@ -8,7 +8,7 @@ import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -18,10 +18,14 @@ from fl_privacy.errors import FederationError
 
 from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
 
+if TYPE_CHECKING:
+    from fl_privacy.launch.follow import Result
+
 
 class Engine(StrEnum):
     local = "local"
     simulation = "simulation"
+    compose = "compose"
 
 
 @app.command()
@@ -34,19 +38,45 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Run a federation: live progress, then where the run is."""
-    from fl_privacy.launch.engine import up as start
-    from fl_privacy.launch.view import View
-
     federation = Federation.load(config)
     signal.signal(signal.SIGTERM, interrupt)
-    with View(federation.rounds, federation.cohort, err if as_json else out) as view:
-        result = start(federation, str(engine), runs_dir, data_dir, resume, view)
+    if engine is Engine.compose:
+        result = _in_containers(federation, runs_dir, data_dir, resume, as_json)
+    else:
+        result = _in_processes(federation, engine, runs_dir, data_dir, resume, as_json)
     if as_json:
         print(result.to_json(), flush=True)
     elif result.status == "completed":
         print_result(result)
     if result.status != "completed":
         raise FederationError(f"run {result.run} failed: {result.reason} (logs: {result.path}/logs)")
+
+
+def _in_processes(
+    federation: Federation, engine: Engine, runs_dir: Path, data_dir: Path | None, resume: str | None, as_json: bool
+) -> Result:
+    from fl_privacy.launch.engine import up as start
+    from fl_privacy.launch.view import View
+
+    with View(federation.rounds, federation.cohort, err if as_json else out) as view:
+        return start(federation, str(engine), runs_dir, data_dir, resume, view)
+
+
+def _in_containers(
+    federation: Federation, runs_dir: Path, data_dir: Path | None, resume: str | None, as_json: bool
+) -> Result:
+    from fl_privacy.launch.containers import up as start
+
+    if resume:
+        raise FederationError("resume: not with --engine compose; a run that was broken off there is started anew")
+    console = err if as_json else out
+
+    def say(line: str) -> None:
+        if line.startswith(("round", "error")):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    with console.status("starting the containers"):
+        return start(federation, runs_dir, data_dir, say)
 
 
 def print_result(result: Any) -> None:

@@ -3,12 +3,80 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.config import Federation, Hosts, ShardsRoute
 from fl_privacy.errors import ConfigError
 from fl_privacy.launch.kit import Role, parties
 
 GATE, MIDDLEWARE = 9092, 9093
+COMMON: dict[str, Any] = {
+    "init": True,
+    "read_only": True,
+    "tmpfs": ["/tmp"],
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges:true"],
+    "restart": "on-failure:5",
+    "stop_grace_period": "30s",
+    "logging": {"driver": "local", "options": {"max-size": "10m", "max-file": "5"}},
+    "pull_policy": "never",
+}
+NETWORKS = {"site": ["sites"], "server": ["core"], "evaluator": ["core"]}
+BOTH = ["sites", "core"]
+INIT = (
+    "rm -f /done/done && exec fl-privacy provision /federation.yaml --compose --sign "
+    "--out /kits --pki /pki --runs /runs --data /data"
+)
+
+
+def document(federation: Federation, config: Path, image: str, run: str, data: Path | None = None) -> dict[str, Any]:
+    """The compose file of a federation: the services of docker-compose.yml, as many as the federation has."""
+    roles = parties(federation)
+    shared = [f"{data}:/data:ro"] if data else []
+    services = {name: _service(federation, role, name, image, run, shared) for role, name in roles}
+    kits = {name: f"kit-{name}" for _, name in roles}
+    services["init"] = {
+        **COMMON,
+        "image": image,
+        "entrypoint": ["sh", "-c"],
+        "command": [INIT],
+        "restart": "no",
+        "network_mode": "none",
+        "healthcheck": {"disable": True},
+        "volumes": [f"{config}:/federation.yaml:ro", "pki:/pki", "done:/done"]
+        + [f"{volume}:/kits/{name}" for name, volume in kits.items()],
+    }
+    volumes: dict[str, None] = dict.fromkeys(["pki", "done", "runs", *kits.values()])
+    networks = {name: {"internal": True} for name in BOTH}
+    return {"services": services, "networks": networks, "volumes": volumes}
+
+
+def _service(federation: Federation, role: Role, name: str, image: str, run: str, data: list[str]) -> dict[str, Any]:
+    kit, done = f"kit-{name}:/kit", "done:/done:ro"
+    made: dict[str, Any] = {**COMMON, "image": image, "networks": NETWORKS.get(role, BOTH)}
+    needs: dict[str, Any] = {"init": {"condition": "service_completed_successfully"}}
+    if role in ("site", "server"):
+        listening = [other for kind, other in parties(federation) if kind not in ("site", "server")]
+        needs |= {
+            other: {"condition": "service_healthy"} for other in listening if role == "server" or other != "evaluator"
+        }
+    made["depends_on"] = needs
+    if role == "server":
+        made |= {"restart": "no", "healthcheck": {"disable": True}, "volumes": [kit, "done:/done", "runs:/runs", *data]}
+        return made | {"command": ["train", "/kit", "--done", "/done/done", "--run", run]}
+    made |= {"command": ["serve", "/kit", "--until", "/done/done"], "volumes": [kit, done]}
+    if role in ("site", "evaluator"):
+        made["volumes"] += data
+    if role == "site":
+        site = federation.site(name)
+        made["volumes"] += [f"{path}:{path}:ro" for path in (site.data, site.policy) if path]
+    device = federation.site(name).device if role == "site" else "cpu"
+    if device != "cpu":
+        # Inside its container the one GPU that a site has is the first.
+        made["command"] += ["--device", "cuda"]
+        chosen = {"driver": "nvidia", "device_ids": [device.partition(":")[2] or "0"], "capabilities": ["gpu"]}
+        made["deploy"] = {"resources": {"reservations": {"devices": [chosen]}}}
+    return made
 
 
 def addressed(federation: Federation) -> Federation:

@@ -50,12 +50,14 @@ class Folder:
     federation: Federation
 
     @classmethod
-    def open(cls, path: Path) -> Folder:
+    def open(cls, path: Path, device: str | None = None) -> Folder:
+        """Read it; `device` goes before the kit's own."""
         path = path.resolve()
         file = path / "kit.yaml"
         if not file.is_file():
             raise ConfigError(f"kit {path}: has no kit.yaml; make one with fl-privacy provision")
-        kit = validated(Kit, mapping(text_of(file, "kit"), str(file), PAGE), str(file))
+        values = mapping(text_of(file, "kit"), str(file), PAGE)
+        kit = validated(Kit, {**values, "device": device} if device else values, str(file))
         federation = Federation.load(path / "federation.yaml")
         if (federation.name, federation.digest) != (kit.federation, kit.digest):
             raise ConfigError(

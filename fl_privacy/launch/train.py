@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -20,24 +21,32 @@ from fl_privacy.launch.serve import Supervisor, Watched, alone, clean
 from fl_privacy.log import Log
 
 POLL = 0.2
+RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,127}"
 REACH = 300.0  # seconds for the SuperLink to come into reach
 
 
-def train(folder: Folder, anew: bool = False, watch: Callable[[Path], None] = lambda run_dir: None) -> Result:
+def train(
+    folder: Folder,
+    anew: bool = False,
+    name: str | None = None,
+    watch: Callable[[Path], None] = lambda run_dir: None,
+) -> Result:
     """Go on with the run that was broken off, or start one; follow it to its end."""
     if folder.kit.role != "server":
         raise ConfigError(f"kit {folder.path}: is a {folder.kit.role}'s; runs are started from the server's kit")
     with alone(folder):
         clean(folder)
-        return _train(folder, _run_name(folder, anew), watch)
+        return _train(folder, _run_name(folder, anew, name), watch)
 
 
-def _run_name(folder: Folder, anew: bool) -> str:
-    """The unfinished run, unless it is to be left; its name is kept until it has ended."""
+def _run_name(folder: Folder, anew: bool, name: str | None) -> str:
+    """The unfinished run, unless it is to be left or another is named; its name is kept until it has ended."""
     note = folder.state / "unfinished"
-    if note.exists() and not anew:
+    if note.exists() and not anew and name is None:
         return note.read_text().strip()
-    name = new_run_name(folder.federation)
+    name = name or new_run_name(folder.federation)
+    if not re.fullmatch(RUN_NAME, name):
+        raise ConfigError(f"run: {name!r} is no name; use letters, digits and hyphens")
     note.write_text(name)
     return name
 
