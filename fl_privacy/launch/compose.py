@@ -51,6 +51,15 @@ def document(federation: Federation, config: Path, image: str, run: str, data: P
     return {"services": services, "networks": networks, "volumes": volumes}
 
 
+def located(federation: Federation) -> Federation:
+    """The federation with the sites' own paths made absolute: containers see them at the same place."""
+    sites = []
+    for site in federation.sites:
+        paths = {"data": site.data, "policy": site.policy}
+        sites.append(site.model_copy(update={key: path.resolve() for key, path in paths.items() if path}))
+    return federation.model_copy(update={"sites": tuple(sites)})
+
+
 def _service(federation: Federation, role: Role, name: str, image: str, run: str, data: list[str]) -> dict[str, Any]:
     kit, done = f"kit-{name}:/kit", "done:/done:ro"
     made: dict[str, Any] = {**COMMON, "image": image, "networks": NETWORKS.get(role, BOTH)}

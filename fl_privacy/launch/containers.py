@@ -38,9 +38,8 @@ class Project:
             self.client: Any = docker.from_env()
             self.client.ping()
         except DockerException as error:
-            raise LaunchError(
-                f"docker: no engine answers ({_short(error)}); start Docker, or set DOCKER_HOST"
-            ) from None
+            why = " ".join(str(error).split())[:120]
+            raise LaunchError(f"docker: no engine answers ({why}); start Docker, or set DOCKER_HOST") from None
         folder = self.runs_dir / ".state" / run
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "federation.yaml"
