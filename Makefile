@@ -1,9 +1,11 @@
 # Every target sets up what it needs. Variables:
 #   PYTHON=python3.12   interpreter for .venv (default: the newest supported one)
 #   TORCH=cpu|cuda      build of torch (default: cpu, or what .venv has)
+#   ARCH=x86_64|aarch64 machine that wheelhouse is for
 #   ARGS="..."          passed on to the command of demo, test, bench and lock
 PYTHON ?=
 TORCH ?=
+ARCH ?=
 ARGS ?=
 
 # Any interpreter can run scripts/install.py, which then chooses the one for .venv. A name may exist and not run.
@@ -12,8 +14,11 @@ STARTER = $(shell for p in $(PYTHON) .venv/bin/python python3 python3.13 python3
 NO_PYTHON = no Python found: install Python 3.11 or newer (Debian: apt-get install python3 python3-venv) or set PYTHON=...
 START = $(or $(STARTER),$(error $(NO_PYTHON)))
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
+FLAVOUR = $(or $(TORCH),cpu)
+IMAGE = fl-privacy:$(FLAVOUR)
+ENGINE = lines=$$(scripts/engine.sh) && eval "$$lines"
 
-.PHONY: help install demo test bench lint proto schema lock clean
+.PHONY: help install demo test bench lint proto schema lock wheelhouse image bundle clean
 
 help:
 	@echo "make install   set up .venv"
@@ -24,7 +29,10 @@ help:
 	@echo "make proto     regenerate the messages of fl_privacy/wire/*.proto"
 	@echo "make schema    regenerate docs/config.md and docs/config.schema.json"
 	@echo "make lock      resolve pyproject.toml anew into requirements.lock"
-	@echo "make clean     remove .venv and everything generated; keeps runs/"
+	@echo "make wheelhouse  load the wheels for an image without network into wheelhouse/"
+	@echo "make image     build the image fl-privacy:cpu, or :cuda with TORCH=cuda"
+	@echo "make bundle    pack wheels, image and bill of materials for a site without network"
+	@echo "make clean     remove .venv and everything generated; keeps runs/ and wheelhouse/"
 
 install:
 	@exec $(START) scripts/install.py --python "$(PYTHON)" --torch "$(TORCH)"
@@ -51,6 +59,17 @@ schema: install
 
 lock: install
 	$(RUN) python scripts/lock.py --python "$(PYTHON)" $(ARGS)
+
+wheelhouse: install
+	@$(RUN) python scripts/wheelhouse.py --torch "$(TORCH)" --arch "$(ARCH)"
+
+image:
+	@$(ENGINE) && docker build --build-arg TORCH=$(FLAVOUR) --tag $(IMAGE) .
+
+# Without an engine the bundle has no image.
+bundle: wheelhouse
+	@if $(ENGINE); then docker build --quiet --build-arg TORCH=$(FLAVOUR) --tag $(IMAGE) . && image=$(IMAGE); fi && \
+	$(RUN) python scripts/bundle.py --image "$$image"
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,250 @@
+"""The wheelhouse, the bill of materials and the offline bundle, with small wheels made here and no network."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from containers import ROOT, SWITCH
+
+sys.path.insert(0, str(ROOT / "scripts"))
+install = importlib.import_module("install")
+wheelhouse = importlib.import_module("wheelhouse")
+sbom = importlib.import_module("sbom")
+bundle = importlib.import_module("bundle")
+
+
+def make_wheel(folder: Path, name: str, version: str, *lines: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    fields = "\n".join(["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}", *lines])
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        archive.writestr(f"{info}/METADATA", fields + "\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only source that pip has: a folder with a, which needs b, and with its extra c; d is for others."""
+    folder = tmp_path / "index"
+    needs = ["b>=1", 'c; extra == "more"', 'd; sys_platform == "win32"', 'd; python_version >= "3.12"']
+    make_wheel(folder, "a", "1.0", *[f"Requires-Dist: {need}" for need in needs])
+    for name, version in (("b", "1.0"), ("b", "2.0"), ("c", "1.0"), ("d", "1.0"), ("torch", "2.0+cpu")):
+        make_wheel(folder, name, version)
+    config = tmp_path / "pip.conf"
+    config.write_text(f"[global]\nno-index = true\nfind-links = {folder}\n")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    return folder
+
+
+PINS = {"a": "1.0", "b": "1.0", "c": "1.0", "torch": "2.0"}
+
+
+def fill(folder: Path, *roots: str, flavour: str = "cpu") -> Any:
+    folder.mkdir(exist_ok=True)
+    house = wheelhouse.Wheelhouse(folder, "x86_64", flavour)
+    house.fill(roots, PINS)
+    return house
+
+
+def names(folder: Path) -> list[str]:
+    return sorted("-".join(path.name.split("-")[:2]) for path in folder.glob("*.whl"))
+
+
+@pytest.mark.usefixtures("index")
+class TestWheelhouse:
+    def test_needs_are_followed_at_the_lock_s_versions_and_for_the_image_only(self, tmp_path: Path) -> None:
+        fill(tmp_path / "w", "a")
+        assert names(tmp_path / "w") == ["a-1.0", "b-1.0"]
+
+    def test_extras_and_torch_s_flavour_are_taken(self, tmp_path: Path) -> None:
+        fill(tmp_path / "w", "a[more]", "torch>=2")
+        assert names(tmp_path / "w") == ["a-1.0", "b-1.0", "c-1.0", "torch-2.0+cpu"]
+
+    def test_what_is_there_is_checked_and_not_loaded_again(self, tmp_path: Path) -> None:
+        assert fill(tmp_path / "w", "a").loaded == 2
+        assert fill(tmp_path / "w", "a").loaded == 0
+
+    def test_a_damaged_a_missing_and_an_unrecorded_wheel_are_loaded_again(self, tmp_path: Path, index: Path) -> None:
+        folder = tmp_path / "w"
+        good = {path.name: path.read_bytes() for path in index.glob("*.whl")}
+        fill(folder, "a[more]")
+        (folder / "a-1.0-py3-none-any.whl").write_bytes(good["b-1.0-py3-none-any.whl"])
+        (folder / "b-1.0-py3-none-any.whl").unlink()
+        assert fill(folder, "a[more]").loaded == 2
+        assert {path.name: path.read_bytes() for path in folder.glob("*.whl")}.items() <= good.items()
+
+    def test_what_nothing_needs_any_more_goes(self, tmp_path: Path) -> None:
+        fill(tmp_path / "w", "a[more]")
+        fill(tmp_path / "w", "c")
+        assert names(tmp_path / "w") == ["c-1.0"]
+        assert (tmp_path / "w" / "requirements.txt").read_text().count("==") == 1
+
+    def test_pip_accepts_the_manifest(self, tmp_path: Path) -> None:
+        fill(tmp_path / "w", "a")
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--require-hashes", "-r"]
+        done = subprocess.run([*command, tmp_path / "w" / "requirements.txt"], capture_output=True, text=True)
+        assert "Would install a-1.0 b-1.0" in done.stdout
+
+    def test_a_missing_distribution_is_told_with_a_hint(self, tmp_path: Path) -> None:
+        with pytest.raises(install.InstallError, match="no wheel for this Python"):
+            fill(tmp_path / "w", "nowhere")
+
+
+def test_every_direct_need_of_the_image_is_in_the_lock() -> None:
+    pins = install.read_lock((ROOT / "requirements.lock").read_text())
+    for need in wheelhouse.needs(wheelhouse.project_needs((ROOT / "pyproject.toml").read_text()), (), "x86_64"):
+        assert install.normalise(need.name) in pins
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["License-Expression: MIT OR Apache-2.0"], {"expression": "MIT OR Apache-2.0"}),
+        (["License: BSD"], {"license": {"name": "BSD"}}),
+        (
+            ["License: " + "x" * 200, "Classifier: License :: OSI Approved :: MIT License"],
+            {"license": {"name": "MIT License"}},
+        ),
+        ([], {"license": {"name": "NOASSERTION"}}),
+    ],
+)
+def test_a_licence_is_what_the_distribution_says(tmp_path: Path, lines: list[str], expected: dict[str, Any]) -> None:
+    assert sbom.licence(wheelhouse.metadata(make_wheel(tmp_path, "a", "1.0", *lines))) == expected
+
+
+def check_bill(text: str) -> list[str]:
+    """CycloneDX's required fields, and what we promise of each component; returns the names."""
+    document = json.loads(text)
+    assert document["bomFormat"] == "CycloneDX"
+    assert document["specVersion"] == "1.5"
+    assert document["version"] == 1
+    assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", document["serialNumber"])
+    components = [document["metadata"]["component"], *document["components"]]
+    assert len({component["bom-ref"] for component in components}) == len(components)
+    for component in components:
+        assert component["type"] in ("application", "library")
+        assert component["purl"] == component["bom-ref"]
+        assert component["version"] in component["purl"]
+        if component["purl"].startswith("pkg:pypi/"):
+            assert component["licenses"]
+            assert [re.fullmatch("[0-9a-f]{64}", entry["content"]) is not None for entry in component["hashes"]] == [
+                True
+            ]
+    return [component["name"] for component in components]
+
+
+def test_the_bill_lists_wheels_and_system_packages_and_repeats(tmp_path: Path) -> None:
+    project, other = (wheelhouse.describe(make_wheel(tmp_path, name, "1.0", "License: MIT")) for name in "pq")
+    text = sbom.bill(project, [other], [("libc6", "2.36-9")])
+    assert check_bill(text) == ["p", "libc6", "q"]
+    assert sbom.bill(project, [other], [("libc6", "2.36-9")]) == text
+
+
+@pytest.fixture
+def small(tmp_path: Path, index: Path) -> Path:
+    """A bundle of the project with a wheelhouse of one small wheel."""
+    root = tmp_path / "root"
+    for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.lock"):
+        (root / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    for name in ("fl_privacy", "server_app", "client_app", "shuffler_app", "aggregator_app", "attacks"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    fill(root / "wheelhouse", "b")
+    folder, total = bundle.make(root, "")
+    assert total == wheelhouse.digest(folder / "SHA256SUMS")
+    assert list((root / "dist").iterdir()) == [folder]
+    return Path(folder)
+
+
+def run(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", str(folder / "install.sh"), *map(str, arguments)]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, cwd="/")
+
+
+class TestBundle:
+    def test_its_files_are_listed_and_checked(self, small: Path) -> None:
+        listed = {line.split()[1] for line in (small / "SHA256SUMS").read_text().splitlines()}
+        there = {str(path.relative_to(small)) for path in small.rglob("*") if path.is_file()}
+        assert listed == there - {"SHA256SUMS"}
+        assert {"install.sh", "README.md", "requirements.txt", "sbom.cdx.json"} <= listed
+        assert not [path for path in small.glob("*.*") if "@VERSION@" in path.read_text()]
+        assert check_bill((small / "sbom.cdx.json").read_text()) == ["fl-privacy", "b"]
+        assert run(small, "--check").returncode == 0
+
+    @pytest.mark.parametrize("name", ["requirements.txt", "wheels/b-1.0-py3-none-any.whl", "sbom.cdx.json"])
+    def test_a_changed_file_is_refused_before_anything_is_installed(
+        self, small: Path, tmp_path: Path, name: str
+    ) -> None:
+        with (small / name).open("a") as file:
+            file.write("x")
+        done = run(small, tmp_path / "venv")
+        assert done.returncode == 1
+        assert "damaged or was changed" in done.stderr
+        assert not (tmp_path / "venv").exists()
+
+    @pytest.mark.parametrize(
+        ("python", "told"), [("nowhere", "nowhere is no Python 3.11"), ("/bin/true", "is no Python 3.11")]
+    )
+    def test_another_python_is_refused(self, small: Path, tmp_path: Path, python: str, told: str) -> None:
+        done = run(small, tmp_path / "venv", PYTHON=python)
+        assert done.returncode == 1
+        assert told in done.stderr
+
+    def test_no_image_no_folder_and_a_used_folder_are_told(self, small: Path, tmp_path: Path) -> None:
+        assert "has no image" in run(small, "--image").stderr
+        assert run(small).returncode == 2
+        python = sys.executable if sys.version_info[:2] == (3, 11) else "python3.11"
+        if shutil.which(python):
+            assert "exists: name a new folder" in run(small, tmp_path, PYTHON=python).stderr
+
+    def test_a_wheelhouse_that_is_empty_damaged_or_stale_is_not_packed(self, small: Path) -> None:
+        root = small.parent.parent
+        with pytest.raises(install.InstallError, match="has b 1.0"):
+            bundle.check_lock(bundle.read_wheelhouse(root / "wheelhouse")[1], {"b": "2.0"})
+        (root / "wheelhouse" / "b-1.0-py3-none-any.whl").write_bytes((small / "sbom.cdx.json").read_bytes())
+        with pytest.raises(install.InstallError, match="lacks b==1.0"):
+            bundle.make(root, "")
+        (root / "wheelhouse" / "requirements.txt").unlink()
+        with pytest.raises(install.InstallError, match="make wheelhouse"):
+            bundle.make(root, "")
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(900)
+def test_a_site_without_network_installs_from_the_bundle_and_plans(tmp_path: Path) -> None:
+    """The real wheels in a new environment; in a network namespace of its own where that is allowed."""
+    python = sys.executable if sys.version_info[:2] == (3, 11) else shutil.which("python3.11")
+    if os.environ.get(SWITCH) != "1" or not list((ROOT / "wheelhouse").glob("*.whl")) or not python:
+        pytest.skip(f"needs {SWITCH}=1, Python 3.11 and wheels in wheelhouse/ (`make wheelhouse`)")
+    isolated = ["unshare", "--net", "--map-root-user"]
+    prefix = isolated if subprocess.run([*isolated, "true"], capture_output=True).returncode == 0 else []
+    folder, _ = bundle.make(ROOT, "")
+    venv = tmp_path / "venv"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
+    command = [*prefix, "sh", str(folder / "install.sh"), str(venv)]
+    done = subprocess.run(command, env={**environment, "PYTHON": python}, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    for words in (["--help"], ["plan", str(ROOT / "configs" / "quickstart.yaml")]):
+        done = subprocess.run(
+            [venv / "bin" / "fl-privacy", *words], env=environment, capture_output=True, text=True, cwd="/"
+        )
+        assert done.returncode == 0, done.stderr
