@@ -113,9 +113,9 @@ def _admit(authority: Authority, asked: Sequence[Asked], replace: bool) -> None:
         where, uri = f"request {one.source}", one.identity.uri
         if authority.federation not in ("", one.identity.federation):
             raise LaunchError(f"{where}: of federation {one.identity.federation!r}, not {authority.federation!r}")
-        if uri in batch:
-            raise LaunchError(f"{where}: a second request for {uri}; give one of them")
-        batch.add(uri)
+        if one.identity.name in batch:
+            raise LaunchError(f"{where}: a second request for {one.identity.name}; sign it on its own")
+        batch.add(one.identity.name)
         if fingerprint(one.key) in barred:
             raise LaunchError(
                 f"{where}: its key was revoked; have a new one made with `fl-privacy pki renew --new-key`"

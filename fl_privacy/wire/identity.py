@@ -133,9 +133,11 @@ class Keyring:
         Revocations that are there but cannot be verified refuse everybody.
         """
         if dt.datetime.now(dt.UTC) > certificate.not_valid_after_utc:
-            raise ProtocolError("PERMISSION_DENIED", "certificate: expired; renew it")
+            raise ProtocolError(
+                "PERMISSION_DENIED", f"certificate of {Identity.of(certificate).uri}: expired; renew it"
+            )
         if certificate.serial_number in self.revoked():
-            raise ProtocolError("PERMISSION_DENIED", "certificate: revoked by the federation's authority")
+            raise ProtocolError("PERMISSION_DENIED", f"certificate of {Identity.of(certificate).uri}: revoked")
 
     def revoked(self) -> frozenset[int]:
         """The serial numbers that the authority revoked; read again only when a file changed."""
