@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.log import Log
@@ -76,15 +76,27 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 class _Tap:
-    """A context that keeps hold of what a handshake has to send."""
+    """A context whose handshakes leave their last words in `alert` when they fail."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
-        self.outgoing = ssl.MemoryBIO()
+        self.alert = b""
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **options: Any) -> ssl.SSLObject:
-        self.outgoing = outgoing
-        return self._context.wrap_bio(incoming, outgoing, **options)
+        tls: Any = self._context.wrap_bio(incoming, outgoing, **options)
+        shake = tls.do_handshake
+
+        def do_handshake() -> None:
+            try:
+                shake()
+            except (ssl.SSLWantReadError, ssl.SSLSyscallError):
+                raise
+            except ssl.SSLError:
+                self.alert = outgoing.read()
+                raise
+
+        tls.do_handshake = do_handshake
+        return cast(ssl.SSLObject, tls)
 
 
 async def accept_tls(sock: socket.socket, context: ssl.SSLContext) -> Stream:
@@ -103,7 +115,7 @@ async def accept_tls(sock: socket.socket, context: ssl.SSLContext) -> Stream:
             # asyncio drops the alert, and closing on unread data would overtake it.
             with suppress(OSError):
                 async with asyncio.timeout(GOODBYE):
-                    await loop.sock_sendall(twin, tap.outgoing.read())
+                    await loop.sock_sendall(twin, tap.alert)
                     twin.shutdown(socket.SHUT_WR)
                     while await loop.sock_recv(twin, CHUNK):
                         pass
