@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import socket
 import ssl
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import Any
 
 from fl_privacy.launch import flower
 from fl_privacy.launch.processes import Fleet, Tail
+from fl_privacy.log import Log
+from fl_privacy.wire import listener
 from fl_privacy.wire.identity import Keyring
 from fl_privacy.wire.tls import LocalKeys, server_context
 from helpers import START, Keys
@@ -93,6 +97,78 @@ class Echo:
     def close(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+
+
+class Proxy:
+    """An HTTP proxy that knows CONNECT and nothing else; `asked` is what it was asked for."""
+
+    def __init__(self, reply: bytes = b"HTTP/1.1 200 Connection established\r\nVia: test\r\n\r\n") -> None:
+        self.asked: list[str] = []
+        self._reply = reply
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += sock.recv(4096)
+            self.asked.append(head.split()[1].decode())
+            sock.sendall(self._reply)
+            if b" 200 " not in self._reply:
+                return
+            host, _, port = self.asked[-1].rpartition(":")
+            with socket.create_connection((host, int(port))) as other:
+                threading.Thread(target=self._copy, args=(sock, other), daemon=True).start()
+                self._copy(other, sock)
+
+    @staticmethod
+    def _copy(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+
+class Background:
+    """An event loop in a thread, for gates and relays in this process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._serving: list[Future[None]] = []
+
+    def serve(self, handle: listener.Handle, log: Log) -> str:
+        """Accept connections on a free port; returns the address."""
+        listening = listener.listen("127.0.0.1", 0)
+        address = listener.show(*listening.getsockname())
+        self._serving.append(asyncio.run_coroutine_threadsafe(listener.accept(listening, handle, log), self._loop))
+        return address
+
+    def close(self) -> None:
+        for serving in self._serving:
+            serving.cancel()
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import shutil
@@ -23,7 +22,7 @@ from fl_privacy.log import Log
 from fl_privacy.wire import forward, gate, listener
 from fl_privacy.wire.identity import Keyring
 from fl_privacy.wire.tls import LocalKeys
-from gates import FLEET, Echo, Front, answer, ask, dial, drip, post, rest, wait_closed
+from gates import FLEET, Background, Echo, Front, answer, ask, dial, drip, post, rest, wait_closed
 from helpers import Keys, eventually
 
 CONTROL = "/v1/control/list-runs"
@@ -339,21 +338,13 @@ Scenario = Callable[[str], None]
 def inside(tmp_path: Path, keys: Keys, echo: Echo, local: LocalKeys, scenario: Scenario) -> str:
     """Run a gate in this process, so that its limits can be patched; returns its log."""
 
-    async def play() -> None:
-        host, _, port = echo.address.rpartition(":")
-        log = Log("gate", tmp_path / "gate.log")
-        found = gate.Gate((host, int(port)), local.certificate, keys.of("superlink", "superlink"), "test", log)
-        listening = listener.listen("127.0.0.1", 0)
-        address = listener.show(*listening.getsockname())
-        serving = asyncio.create_task(listener.serve(listening, found.handle, log))
-        await asyncio.sleep(0)
-        try:
-            await asyncio.to_thread(scenario, address)
-        finally:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-
-    asyncio.run(play())
+    host, _, port = echo.address.rpartition(":")
+    log, background = Log("gate", tmp_path / "gate.log"), Background()
+    found = gate.Gate((host, int(port)), local.certificate, keys.of("superlink", "superlink"), "test", log)
+    try:
+        scenario(background.serve(found.handle, log))
+    finally:
+        background.close()
     return (tmp_path / "gate.log").read_text()
 
 

@@ -132,14 +132,9 @@ async def close(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
-    """A task for each connection, until SIGTERM or SIGINT."""
+async def accept(listener: socket.socket, handle: Handle, log: Log) -> None:
+    """A task for each connection, until cancelled; then they are too."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    listener.setblocking(False)
-    host, port = listener.getsockname()[:2]
     tasks: set[asyncio.Task[None]] = set()
 
     def ended(task: asyncio.Task[None]) -> None:
@@ -147,7 +142,9 @@ async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log("failed", reason=f"connection: {type(error).__name__}: {error}")
 
-    async def accept() -> None:
+    listener.setblocking(False)
+    log("listening", address=show(*listener.getsockname()[:2]))
+    try:
         while True:
             try:
                 sock, peer = await loop.sock_accept(listener)
@@ -158,15 +155,21 @@ async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
             task = loop.create_task(handle(sock, str(peer[0])))
             tasks.add(task)
             task.add_done_callback(ended)
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    accepting = loop.create_task(accept())
-    log("listening", address=show(host, port))
-    await stop.wait()
-    accepting.cancel()
-    listener.close()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(accepting, *tasks, return_exceptions=True)
+
+async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
+    """Accept until SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    accepting = loop.create_task(accept(listener, handle, log))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, accepting.cancel)
+    with suppress(asyncio.CancelledError):
+        await accepting
     log("stopped")
 
 
