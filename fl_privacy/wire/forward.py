@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import h11
 
-from fl_privacy.wire.listener import CHUNK, Stream, close
+from fl_privacy.wire.listener import CHUNK, Stream
 from fl_privacy.wire.tls import GOODBYE, HANDSHAKE
 
 HEAD_BYTES = 16 * 1024
@@ -22,6 +22,7 @@ STALL = 30.0
 GRACE = 60.0
 SLOWEST = 1024  # bytes a second
 ANSWER = 60.0
+LINGER = 0.5
 FRESH = 2.0  # the SuperLink closes connections that were idle for 5 s
 
 APIS = {"site": ("fleet",), "server": ("fleet", "control", "runtime")}
@@ -137,7 +138,7 @@ class Caller:
             await self.send(h11.Response(status_code=refused.status, headers=headers))
             await self.send(h11.Data(data=b"" if self._head_only else text))
             await self.send(h11.EndOfMessage())
-            async with asyncio.timeout(GOODBYE):
+            async with asyncio.timeout(LINGER):
                 for _ in range(16):
                     if not await self._take():
                         break
@@ -236,8 +237,8 @@ class Upstream:
             self._http.start_next_cycle()
             self._used = time.monotonic()
 
-    async def close(self) -> None:
-        await close(self._writer)
+    def close(self) -> None:
+        self._writer.transport.abort()
 
     async def _event(self) -> object:
         try:

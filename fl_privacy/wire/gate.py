@@ -127,7 +127,7 @@ class Gate:
                 check(request, identity.role)
                 if upstream is None or not upstream.usable:
                     if upstream is not None:
-                        await upstream.close()
+                        upstream.close()
                     upstream = await self._dial()
                 await forward(calls, upstream, request, last=time.monotonic() - born > AGE)
                 if not calls.next():
@@ -144,7 +144,7 @@ class Gate:
             return
         finally:
             if upstream is not None:
-                await upstream.close()
+                upstream.close()
 
     async def _dial(self) -> Upstream:
         upstream = await Upstream.open(*self._superlink, self._client.get())

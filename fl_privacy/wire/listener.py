@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.log import Log
@@ -76,15 +76,27 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 class _Tap:
-    """A context that keeps hold of what a handshake has to send."""
+    """A context whose handshakes leave their last words in `alert` when they fail."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
-        self.outgoing = ssl.MemoryBIO()
+        self.alert = b""
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **options: Any) -> ssl.SSLObject:
-        self.outgoing = outgoing
-        return self._context.wrap_bio(incoming, outgoing, **options)
+        tls: Any = self._context.wrap_bio(incoming, outgoing, **options)
+        shake = tls.do_handshake
+
+        def do_handshake() -> None:
+            try:
+                shake()
+            except (ssl.SSLWantReadError, ssl.SSLSyscallError):
+                raise
+            except ssl.SSLError:
+                self.alert = outgoing.read()
+                raise
+
+        tls.do_handshake = do_handshake
+        return cast(ssl.SSLObject, tls)
 
 
 async def accept_tls(sock: socket.socket, context: ssl.SSLContext) -> Stream:
@@ -103,7 +115,7 @@ async def accept_tls(sock: socket.socket, context: ssl.SSLContext) -> Stream:
             # asyncio drops the alert, and closing on unread data would overtake it.
             with suppress(OSError):
                 async with asyncio.timeout(GOODBYE):
-                    await loop.sock_sendall(twin, tap.outgoing.read())
+                    await loop.sock_sendall(twin, tap.alert)
                     twin.shutdown(socket.SHUT_WR)
                     while await loop.sock_recv(twin, CHUNK):
                         pass
@@ -120,14 +132,9 @@ async def close(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
-    """A task for each connection, until SIGTERM or SIGINT."""
+async def accept(listener: socket.socket, handle: Handle, log: Log) -> None:
+    """A task for each connection, until cancelled; then they are too."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    listener.setblocking(False)
-    host, port = listener.getsockname()[:2]
     tasks: set[asyncio.Task[None]] = set()
 
     def ended(task: asyncio.Task[None]) -> None:
@@ -135,7 +142,9 @@ async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log("failed", reason=f"connection: {type(error).__name__}: {error}")
 
-    async def accept() -> None:
+    listener.setblocking(False)
+    log("listening", address=show(*listener.getsockname()[:2]))
+    try:
         while True:
             try:
                 sock, peer = await loop.sock_accept(listener)
@@ -146,15 +155,21 @@ async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
             task = loop.create_task(handle(sock, str(peer[0])))
             tasks.add(task)
             task.add_done_callback(ended)
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    accepting = loop.create_task(accept())
-    log("listening", address=show(host, port))
-    await stop.wait()
-    accepting.cancel()
-    listener.close()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(accepting, *tasks, return_exceptions=True)
+
+async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
+    """Accept until SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    accepting = loop.create_task(accept(listener, handle, log))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, accepting.cancel)
+    with suppress(asyncio.CancelledError):
+        await accepting
     log("stopped")
 
 

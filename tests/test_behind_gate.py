@@ -1,0 +1,179 @@
+"""A real SuperLink behind the gate, a SuperNode and a SuperExec behind relays: Flower as it is deployed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.launch import flower
+from fl_privacy.launch.ground import free_port
+from fl_privacy.launch.pki import write_secret
+from fl_privacy.launch.processes import Fleet
+from fl_privacy.wire.identity import Keyring
+from fl_privacy.wire.tls import LocalKeys
+from gates import Front, Proxy, ask, post
+from helpers import START, Keys, eventually
+
+APP = {
+    "pyproject.toml": """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "ping"
+version = "0.1.0"
+description = "One message to every node and back"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "test"
+
+[tool.flwr.app.components]
+serverapp = "ping.server:app"
+clientapp = "ping.client:app"
+
+[tool.flwr.app.config]
+home = ""
+""",
+    "ping/__init__.py": "",
+    "ping/client.py": """
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    said = message.content.config_records["ping"]["text"]
+    return Message(RecordDict({"pong": ConfigRecord({"text": said + " and back"})}), reply_to=message)
+""",
+    "ping/server.py": """
+import time
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.2)
+    content = RecordDict({"ping": ConfigRecord({"text": "there"})})
+    replies = list(grid.send_and_receive([Message(content, node, "train") for node in nodes], timeout=60))
+    Path(context.run_config["home"], "said").write_text(replies[0].content.config_records["pong"]["text"])
+""",
+}
+
+
+class World:
+    """The three machines of a small federation, all of them this one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.keys = folder, Keys(folder / "keys")
+        self.fleet = Fleet(folder / "logs", folder / "pids")
+        self.secret = folder / "secret"
+        write_secret(self.secret, b"s" * 32)
+        local = LocalKeys.open(folder / "superlink", "superlink")
+        self.front = Front(self.keys, self.fleet, f"127.0.0.1:{free_port()}", local)
+        database = folder / "superlink" / "state.db"
+        command = flower.superlink_behind_gate(self.front.superlink, local, database, self.secret)
+        self.start("superlink", command)
+        self.front.start()
+
+    def start(self, name: str, command: list[str]) -> None:
+        # A proxy of the environment must not come between a program and its relay.
+        env = {"HTTPS_PROXY": "http://127.0.0.1:1", "HTTP_PROXY": "http://127.0.0.1:1"}
+        env |= {"FLWR_HOME": str(self.folder / name / "flwr"), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+        self.fleet.start(name, command, {**env, **flower.direct()})
+
+    def relay(self, name: str, keys: Keyring, proxy: str = "") -> str:
+        self.fleet.start(name, flower.relay(self.front.address, keys, self.folder / name, proxy=proxy))
+        return str(self.fleet.wait_for(name, "listening", START)["address"])
+
+    def certificate(self, name: str) -> Path:
+        return self.folder / name / "relay.pem"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("world"))
+    try:
+        yield world
+    finally:
+        world.fleet.stop("supernode")
+        world.fleet.stop()
+
+
+def test_a_run_goes_through_gate_and_relays_and_outlives_the_gate(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    proxy = Proxy()
+    clinic = world.relay("relay-clinic", world.keys.of("site", "clinic"), proxy.url)
+    server = world.relay("relay-server", world.keys.of("server", "server"))
+    control = flower.Control(server, world.certificate("relay-server"))
+    control.wait(world.fleet.check)
+    control.register(flower.node_key(world.folder / "node.key"), "clinic")
+    node = flower.supernode(
+        clinic, world.certificate("relay-clinic"), world.folder / "node.key", free_port(), world.folder / "worker"
+    )
+    world.start("supernode", node)
+    eventually(lambda: bool(proxy.asked), 30)
+    eventually(lambda: any("site/clinic" in e["identity"] for e in world.front.events("joined")), 30)
+
+    gate = world.fleet.children.pop("gate")
+    gate.signal(signal.SIGKILL)
+    gate.process.wait()
+    eventually(lambda: bool(world.front.events("unreachable", "relay-clinic")), 30)
+    world.front.start(world.front.address)
+
+    world.start("superexec", flower.superexec(server, world.certificate("relay-server"), world.secret))
+    app = world.folder / "ping"
+    for name, text in APP.items():
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_text(text)
+    run = control.start_run({"home": str(world.folder)}, app)
+    until = time.monotonic() + 90
+    while (status := control.status(run)).status != "finished":
+        world.fleet.check()
+        assert time.monotonic() < until, status
+        time.sleep(0.2)
+    assert status.sub_status == "completed", status
+    assert (world.folder / "said").read_text() == "there and back"
+    assert len(world.front.events("connected", "relay-clinic")) == 2
+    control.close()
+    proxy.close()
+
+
+def test_a_site_reaches_no_path_of_the_control_and_runtime_apis(world: World) -> None:
+    from flwr.supercore.routers.runtime import responses_router
+    from flwr.supercore.routers.runtime import router as runtime
+    from flwr.superlink.routers.control import router as control
+
+    paths = [route.path for api in (control, runtime, responses_router) for route in api.routes]
+    assert len(paths) > 50
+    empty = ("Content-Type: application/x-protobuf", "Accept: application/x-protobuf")
+    with world.front.dial("server") as sock:
+        assert ask(sock, post("/v1/control/list-runs", 0, *empty))[0] == 200
+        assert ask(sock, post("/v1/runtime/acquire-task", 0, *empty))[0] == 401  # the SuperLink wants the secret
+        assert ask(sock, "GET /health HTTP/1.1\nHost: x\n\n")[0] == 200
+    for path in paths:
+        with world.front.dial("site", "clinic") as sock:
+            assert ask(sock, post(path, 0, *empty)) == (403, b"a site may not ask this\n"), path
+    with world.front.dial("site", "clinic") as sock:
+        code, said = ask(sock, post("/v1/fleet/pull-messages", 0, *empty))
+        assert code == 401  # from the SuperLink: it wants the node's signature
+        assert "SuperNode authentication" in json.loads(said)["detail"]
