@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client_app import worker
+from client_app.site import Site
 from commands import cli, json_of
 from fl_privacy import log as logs
 from fl_privacy import metrics, scrape
@@ -34,7 +36,9 @@ from fl_privacy.launch.engine import Result, up
 from fl_privacy.launch.processes import Fleet, Tail
 from fl_privacy.launch.status import Status, read
 from fl_privacy.log import EventFile, Log
+from fl_privacy.wire import client
 from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.identity import Keyring
 from helpers import CALL, START, Deployment, Keys, collect, eventually, open_round, round_header, send, status, submit
 from helpers import vector_header as header_for
 
@@ -260,24 +264,37 @@ class Watched:
         return values(get(self.metrics)[1])
 
 
-@pytest.fixture(scope="module")
-def shuffler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder, keys = tmp_path_factory.mktemp("shuffler"), Keys(tmp_path_factory.mktemp("pki"))
-    federation = Federation.model_validate({"name": "test", "sites": [{"name": name} for name in SITES]})
+@contextmanager
+def watched(folder: Path, keys: Keys, name: str, route: dict[str, Any], *arguments: str) -> Iterator[Watched]:
+    """A middleware that is asked for metrics and events."""
+    role = name.partition("-")[0]
+    sites = [{"name": site} for site in SITES]
+    federation = Federation.model_validate({"name": "test", "sites": sites, "route": route})
     (folder / "c.yaml").write_text(federation.to_yaml())
-    command = [sys.executable, "-m", "shuffler_app", "--config", str(folder / "c.yaml")]
-    command += ["--keys", str(keys.of("shuffler", "shuffler").folder)]
+    command = [sys.executable, "-m", f"{role}_app", "--config", str(folder / "c.yaml"), *arguments]
+    command += ["--keys", str(keys.of(role, name).folder)]
     command += ["--metrics", "127.0.0.1:0", "--events", str(folder / "kept" / "events.jsonl")]
     fleet = Fleet(folder / "logs", folder / "pids.json")
     try:
-        fleet.start("shuffler", command)
-        address = str(fleet.wait_for("shuffler", "listening", START)["address"])
-        scraped = str(fleet.wait_for("shuffler", "metrics", START)["address"])
-        deployment = Deployment(fleet, "shuffler", address, keys, federation)
+        fleet.start(name, command)
+        address = str(fleet.wait_for(name, "listening", START)["address"])
+        scraped = str(fleet.wait_for(name, "metrics", START)["address"])
+        deployment = Deployment(fleet, name, address, keys, federation)
         yield Watched(deployment, scraped, folder / "kept" / "events.jsonl")
         deployment.close_channels()
     finally:
         fleet.stop()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture(scope="module")
+def shuffler(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with watched(tmp_path_factory.mktemp("shuffler"), keys, "shuffler", {"kind": "shuffler"}) as running:
+        yield running
 
 
 def test_a_round_is_told_when_it_is_over_and_never_who_sent_what(shuffler: Watched) -> None:
@@ -368,6 +385,30 @@ def test_a_round_that_is_open_when_the_shuffler_is_stopped_is_told(shuffler: Wat
     calls.stop()
     ends = [e for e in kept(shuffler.events) if e.get("attempt") == round.attempt and e["event"] == "not-released"]
     assert [e["reason"] for e in ends] == ["the process was stopped"]
+
+
+def test_an_aggregator_tells_the_same_of_its_shard(tmp_path: Path, keys: Keys) -> None:
+    arguments = ("--index", "0", "--state", str(tmp_path / "state"))
+    with watched(tmp_path, keys, "aggregator-0", {"kind": "shards", "aggregators": 2}, *arguments) as running:
+        calls, shard = running.deployment, np.ones(LENGTH, np.float32)
+        client.seed(calls.party("evaluator", "evaluator").stub, "run-a", shard, CALL)
+        round = round_header("run-a", 1, LENGTH)
+        client.open_round(calls.server, round, None, CALL)
+        for site in range(3):
+            submit(calls.site(site), round, shard)
+        assert collect(calls.server, round).phase == "closed"
+        settle = pb.SettleRequest(run="run-a", round=1, attempt=round.attempt, commit=True)
+        calls.server.settle(settle, timeout=CALL)
+        eventually(lambda: running.samples()['fl_privacy_rounds_total{outcome="released"}'] == 1)
+        found, text = running.samples(), get(running.metrics)[1]
+    assert found[BYTES_IN] == 4 * 4 * LENGTH
+    assert found['fl_privacy_phase_seconds_count{phase="averaging"}'] == 1
+    assert "site" not in text
+    events = kept(running.events)
+    assert sorted(e["site"] for e in events if e["event"] == "joined") == sorted(SITES)
+    assert [(e["attempt"], e["count"], e["floor"]) for e in events if e["event"] == "released"] == [
+        (round.attempt, 3, 3)
+    ]
 
 
 # A whole federation: every role is scraped while it runs, and every role keeps its log.
@@ -499,3 +540,36 @@ def test_status_tells_the_run_from_its_start_to_its_end(seen: Seen) -> None:
     assert found["bytes"] > 0
     spent = {row["site"]: row["spent"] for row in seen.result.ledgers}
     assert {b["site"]: b["spent"] for b in found["budgets"]} == pytest.approx(spent)
+
+
+def test_a_site_tells_charges_resends_and_what_it_did_not_send(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("epsilon_per_round: 8\nepsilon: 9\ntasks: [digits]\nroutes: [server]\n")
+    route = "route: {kind: server}\nrounds_per_message: 1\n"
+    text = CONFIG.replace("POLICY", str(policy)).replace("rounds_per_message: 2\n", route)
+    federation = Federation.parse(text)
+    log = Log("site-0", events=tmp_path / "e")
+    site = Site(federation, "site-0", Keyring(tmp_path), [], state=tmp_path, log=log)
+    site.metrics = scrape.Prometheus("site", "site-0")
+    model = bytearray(4 * site.parameters)
+
+    def ask(round: int, **changes: Any) -> tuple[str, bytes]:
+        ticket = {"run": "run-1", "federation": federation.digest, "first": round, "last": round, **changes}
+        fields, update = worker.answer(site, ticket, model)
+        return fields["status"], bytes(update)
+
+    first = ask(1)
+    assert ask(1) == first
+    assert [ask(2)[0], ask(1, federation="0" * 64)[0], ask(1, run="../x")[0]] == ["failed", "refused", "refused"]
+    told = [(e["event"], e["round"]) for e in kept(tmp_path / "e") if e["event"] not in ("ready", "ticket")]
+    once = [("uploaded", 1)]
+    assert told == [
+        ("charged", 1), *once, ("resend", 1), *once, ("not-sent", 2), ("failed", None), *[("refused", None)] * 2
+    ]  # fmt: skip
+    events = {e["event"]: e for e in kept(tmp_path / "e")}
+    assert events["resend"]["spent"] == events["charged"]["spent"] == pytest.approx(8, rel=1e-3)
+    assert "budget" in events["not-sent"]["reason"]
+    found = values(site.metrics.text().decode())
+    assert found['fl_privacy_rounds_total{outcome="uploaded"}'] == 2
+    assert found['fl_privacy_rejects_total{code="LOCAL",field="budget"}'] == 1
+    assert found['fl_privacy_rejects_total{code="FAILED_PRECONDITION",field="ticket"}'] == 1
