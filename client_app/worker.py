@@ -58,6 +58,9 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except SystemExit:
+        log("stopped")
+        raise
     return 0
 
 

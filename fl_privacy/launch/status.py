@@ -26,6 +26,9 @@ LONGEST_TAIL = 2**16
 QUIET = 900.0  # seconds beyond the deadline after which a server elsewhere that says nothing is taken to be gone
 RECENT = 10  # rounds that the time of the next ones is told from
 LONGEST_TEXT = 300
+SIGNALS = ("KeyboardInterrupt", "SystemExit")  # how a server that is told to stop says that it failed
+STOPPED = "it was stopped before its end; go on with fl-privacy up --resume"
+GONE = "its processes are gone, and the server told no end; go on with fl-privacy up --resume"
 
 Event = dict[str, Any]
 
@@ -102,7 +105,8 @@ def _state(
     """Completed and failed by what the server said; else by whether anybody is still there."""
     ends = [event for event in events if event["event"] in ("completed", "failed")]
     if ends:
-        return str(ends[-1]["event"]), _text(ends[-1].get("reason", ""))
+        reason = _text(ends[-1].get("reason", ""))
+        return ("interrupted", STOPPED) if reason.startswith(SIGNALS) else (str(ends[-1]["event"]), reason)
     if manifest.get("status") in ("completed", "failed") and not any(p.alive for p in processes):
         return str(manifest["status"]), ""
     if local:
@@ -111,7 +115,7 @@ def _state(
         quiet = now - max((_number(event.get("time")) or 0.0 for event in events), default=0.0)
         gone = quiet > (_number(config.get("deadline")) or 0.0) + QUIET
     if gone:
-        return "interrupted", "its processes are gone, and the server told no end; go on with fl-privacy up --resume"
+        return "interrupted", GONE
     return ("running" if any(event["event"] == "started" for event in events) else "waiting"), ""
 
 
@@ -162,7 +166,7 @@ def _last(log: Path) -> str:
     if not events:
         return ""
     last, terms = events[-1], []
-    if (number := _whole(last.get("round"))) is not None:
+    if (number := _whole(last.get("round", last.get("last")))) is not None:
         terms.append(f"round {number}")
     if _whole(last.get("count")) is not None and _whole(last.get("cohort")) is not None:
         terms.append(f"{last['count']} of {last['cohort']}")

@@ -1,0 +1,575 @@
+"""What an operator sees: metrics that name nobody, and an event log that loses nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import itertools
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_app import worker
+from client_app.site import Site
+from commands import cli, json_of
+from fl_privacy import log as logs
+from fl_privacy import metrics, scrape
+from fl_privacy.config import Federation
+from fl_privacy.errors import LaunchError
+from fl_privacy.launch import ground
+from fl_privacy.launch.engine import Result, up
+from fl_privacy.launch.processes import Fleet, Tail
+from fl_privacy.launch.status import Status, read
+from fl_privacy.log import EventFile, Log
+from fl_privacy.wire import client
+from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.identity import Keyring
+from helpers import CALL, START, Deployment, Keys, collect, eventually, open_round, round_header, send, status, submit
+from helpers import vector_header as header_for
+
+LENGTH = 100
+BYTES_IN, BYTES_OUT = (f'fl_privacy_bytes_total{{direction="{way}"}}' for way in ("in", "out"))
+SITES = ("site-0", "site-1", "site-2")
+
+
+def get(address: str, path: str = "/metrics", method: str = "GET") -> tuple[int, str]:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def values(text: str) -> dict[str, float]:
+    """Every sample of a scrape, by its name and labels."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def kept(path: Path) -> list[dict[str, Any]]:
+    """All events of a file and of those it was rotated to, oldest first."""
+    files = [*sorted(path.parent.glob(f"{path.name}.[0-9]*"), key=lambda p: -int(p.suffix[1:])), path]
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+# The event file.
+
+WRITER = """
+import sys
+from pathlib import Path
+from threading import Thread
+from fl_privacy.log import EventFile, Log
+log = Log(sys.argv[2])
+log._file = EventFile(Path(sys.argv[1]), 4096, 200)
+def write(thread):
+    for n in range(150):
+        log.own("tick", name=f"{sys.argv[2]}/{thread}/{n}", pad="x" * (n % 40))
+threads = [Thread(target=write, args=(t,)) for t in range(4)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+"""
+
+
+def test_no_event_is_lost_while_many_threads_and_processes_rotate(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), f"p{n}"]) for n in range(3)]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    found = [event["name"] for event in kept(path)]
+    assert sorted(found) == sorted(f"p{p}/{t}/{n}" for p in range(3) for t in range(4) for n in range(150))
+    files = list(tmp_path.glob("events.jsonl*"))
+    assert len(files) > 10
+    assert max(file.stat().st_size for file in files) <= 4096
+    written = [file for file in files if file.suffix != ".lock"]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in written} == {0o640}
+
+
+def test_each_writer_s_events_stay_in_order_and_only_the_oldest_files_go(tmp_path: Path) -> None:
+    events = EventFile(tmp_path / "e", size=100, files=3)
+    for n in range(100):
+        events.append(b'{"n":%2d}\n' % n)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["e", "e.1", "e.2", "e.lock"]
+    numbers = [event["n"] for event in kept(tmp_path / "e")]
+    assert numbers == list(range(numbers[0], 100))
+    assert len(numbers) > 20
+
+
+def test_a_line_that_a_crash_cut_off_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "e"
+    path.write_text('{"event":"cut o')
+    Log("site-0", events=path).own("whole")
+    assert json.loads(path.read_text().splitlines()[-1])["event"] == "whole"
+
+
+def test_a_kept_event_has_time_role_event_run_and_round_first_and_is_of_bounded_length(tmp_path: Path) -> None:
+    path = tmp_path / "e"
+    Log("site-0", events=path)("failed", round=3, reason="\n" + "x" * 9999, loss=float("nan"), own={"peer": "a"})
+    (line,) = path.read_text().splitlines()
+    event = json.loads(line)
+    assert list(event)[:5] == ["time", "role", "event", "run", "round"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event["time"])
+    assert (event["run"], event["round"], event["loss"], event["peer"]) == (None, 3, None, "a")
+    assert len(event["reason"]) == logs.LONGEST_TEXT
+
+
+def test_a_full_disk_stops_nobody_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "e"
+    log, write, full = Log("shuffler", events=path), os.write, True
+
+    def short(handle: int, line: bytes) -> int:
+        return write(handle, line[:7]) if full else write(handle, line)
+
+    monkeypatch.setattr(logs.os, "write", short)
+    for n in range(5):
+        log("accepted", count=n)
+    full = False
+    log("released", count=5)
+    told = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["accepted", "events-failing", *["accepted"] * 4, "released"]
+    assert [(e["event"], e["count"]) for e in kept(path)] == [("events-lost", 5), ("released", 5)]
+
+
+def test_a_file_system_without_room_is_such_a_disk(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", small]).returncode:
+        pytest.skip("needs root and the right to mount a small file system")
+    try:
+        log = Log("shuffler", events=small / "e")
+        for n in range(500):
+            log.own("tick", n=n)
+        found = kept(small / "e")
+        (small / "e").unlink()
+        log.own("after")
+        after = kept(small / "e")
+    finally:
+        subprocess.run(["umount", small], check=True)
+    assert [event["n"] for event in found] == list(range(len(found)))
+    assert [event["event"] for event in after] == ["events-lost", "after"]
+    assert len(found) + after[0]["count"] == 500
+
+
+def test_an_event_file_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (tmp_path, tmp_path / "link", Path("/proc/events")):
+        with pytest.raises(LaunchError, match=f"events {path}: .*--events"):
+            Log("site-0", events=path)
+
+
+def test_what_a_peer_can_cause_at_will_is_told_so_often_and_then_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, now = Log("shuffler", events=tmp_path / "e"), itertools.chain([1000.0] * 500, itertools.repeat(1061.0))
+    monkeypatch.setattr(logs.time, "monotonic", lambda: next(now))
+    for _ in range(501):
+        log.sparingly("refused", reason="again")
+    found = kept(tmp_path / "e")
+    assert len(found) == logs.SPARING + 1
+    assert found[-1]["left_out"] == 500 - logs.SPARING
+
+
+# The metrics.
+
+
+@given(st.text(), st.sampled_from(["", "dtype: ", "site ", "\0"]))
+def test_no_text_of_a_peer_becomes_a_label(text: str, before: str) -> None:
+    assert scrape.field_of(before + text) in scrape.FIELDS | {scrape.OTHER}
+
+
+def test_labels_stay_few_whatever_is_refused() -> None:
+    counted = scrape.Prometheus("shuffler", "shuffler")
+    for n in range(2000):
+        counted.reject(f"CODE_{n}", f"word{n}: x")
+        counted.reject("NOT_FOUND", f'run "{n}"\n: x')
+    found = [name for name in values(counted.text().decode()) if "rejects" in name]
+    other = scrape.OTHER
+    wanted = [(other, other), ("NOT_FOUND", "run")]
+    assert sorted(found) == sorted(
+        f'fl_privacy_rejects_total{{code="{code}",field="{field}"}}' for code, field in wanted
+    )
+
+
+def test_only_get_metrics_is_served_and_on_loopback_unless_asked() -> None:
+    _, address = metrics.serve("shuffler", "shuffler", "0")
+    assert address.startswith("127.0.0.1:")
+    assert get(address)[0] == 200
+    assert 'fl_privacy_rounds_total{outcome="released"} 0.0' in get(address)[1]
+    assert "python_info" not in get(address)[1]
+    assert "process_" not in get(address)[1]
+    assert [get(address, path)[0] for path in ("/", "/metrics/x", "/favicon.ico")] == [404] * 3
+    assert [get(address, method=method)[0] for method in ("POST", "PUT", "DELETE", "HEAD")] == [501] * 4
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:", "127.0.0.1:99999", "203.0.113.7:0", "127.0.0.1:-1"])
+def test_an_address_that_cannot_be_is_named(address: str) -> None:
+    with pytest.raises(LaunchError, match=f"metrics {address}: .*; (choose|use) "):
+        metrics.serve("shuffler", "shuffler", address)
+
+
+def test_scrapers_that_hang_are_few_and_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "PATIENCE", 1.0)
+    _, address = metrics.serve("shuffler", "shuffler", "127.0.0.1:0")
+    where = ("127.0.0.1", int(address.rpartition(":")[2]))
+    hanging = [socket.create_connection(where) for _ in range(scrape.SLOTS + 2)]
+    try:
+        for connection in hanging:
+            connection.sendall(b"GET /metrics HTT")
+        for connection in hanging:
+            connection.settimeout(10)
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+        assert get(address)[0] == 200
+    finally:
+        for connection in hanging:
+            connection.close()
+
+
+def test_a_role_without_metrics_does_not_load_them() -> None:
+    code = "import sys, shuffler_app.__main__, aggregator_app.__main__, fl_privacy.cli\n"
+    code += "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'http.server', 'fl_privacy.scrape')))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+# A real shuffler, and callers who do not keep to the rules.
+
+
+@dataclass
+class Watched:
+    """A running shuffler, where it is scraped and where its events are."""
+
+    deployment: Deployment
+    metrics: str
+    events: Path
+
+    def samples(self) -> dict[str, float]:
+        return values(get(self.metrics)[1])
+
+
+@contextmanager
+def watched(folder: Path, keys: Keys, name: str, route: dict[str, Any], *arguments: str) -> Iterator[Watched]:
+    """A middleware that is asked for metrics and events."""
+    role = name.partition("-")[0]
+    sites = [{"name": site} for site in SITES]
+    federation = Federation.model_validate({"name": "test", "sites": sites, "route": route})
+    (folder / "c.yaml").write_text(federation.to_yaml())
+    command = [sys.executable, "-m", f"{role}_app", "--config", str(folder / "c.yaml"), *arguments]
+    command += ["--keys", str(keys.of(role, name).folder)]
+    command += ["--metrics", "127.0.0.1:0", "--events", str(folder / "kept" / "events.jsonl")]
+    fleet = Fleet(folder / "logs", folder / "pids.json")
+    try:
+        fleet.start(name, command)
+        address = str(fleet.wait_for(name, "listening", START)["address"])
+        scraped = str(fleet.wait_for(name, "metrics", START)["address"])
+        deployment = Deployment(fleet, name, address, keys, federation)
+        yield Watched(deployment, scraped, folder / "kept" / "events.jsonl")
+        deployment.close_channels()
+    finally:
+        fleet.stop()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture(scope="module")
+def shuffler(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with watched(tmp_path_factory.mktemp("shuffler"), keys, "shuffler", {"kind": "shuffler"}) as running:
+        yield running
+
+
+def test_a_round_is_told_when_it_is_over_and_never_who_sent_what(shuffler: Watched) -> None:
+    good, calls = np.ones(LENGTH, np.float32), shuffler.deployment
+    before = shuffler.samples()
+    round = open_round(calls.server, round_header("run-a", 1, LENGTH))
+    model = 4 * LENGTH
+    assert shuffler.samples()["fl_privacy_open_rounds"] == before["fl_privacy_open_rounds"] + 1
+    submit(calls.site(0), round, good)
+    submit(calls.site(1), round, good)
+    during = shuffler.samples()
+    assert during[BYTES_IN] == before[BYTES_IN] + model
+    submit(calls.site(2), round, good)
+    assert collect(calls.server, round).count == 3
+    released = 'fl_privacy_rounds_total{outcome="released"}'
+    eventually(lambda: shuffler.samples()[released] == before[released] + 1)
+    after = shuffler.samples()
+    assert after[BYTES_IN] == during[BYTES_IN] + 3 * model
+    assert after[BYTES_OUT] == 3 * model
+    assert after["fl_privacy_open_rounds"] == before["fl_privacy_open_rounds"]
+    for phase in ("waiting", "receiving", "mixing", "releasing"):
+        assert after[f'fl_privacy_phase_seconds_count{{phase="{phase}"}}'] >= 1
+    assert "site" not in get(shuffler.metrics)[1]
+
+
+def test_the_kept_log_says_who_joined_and_what_was_released_under_which_terms(shuffler: Watched) -> None:
+    good, calls = np.ones(LENGTH, np.float32), shuffler.deployment
+    round = open_round(calls.server, round_header("run-b", 1, LENGTH))
+    for site in range(3):
+        submit(calls.site(site), round, good)
+        submit(calls.site(site), round, good)
+    collect(calls.server, round)
+    short = open_round(calls.server, round_header("run-b", 2, LENGTH, deadline=0.3))
+    submit(calls.site(0), short, good)
+    assert collect(calls.server, short).phase == "failed"
+    superseded = open_round(calls.server, round_header("run-b", 3, LENGTH))
+    last = open_round(calls.server, round_header("run-b", 3, LENGTH))
+    calls.server.finish(pb.FinishRequest(run="run-b"), timeout=CALL)
+
+    def mine(event: str) -> list[dict[str, Any]]:
+        return [e for e in kept(shuffler.events) if e["run"] == "run-b" and e["event"] == event]
+
+    eventually(lambda: len(mine("not-released")) == 3)
+    assert sorted(e["site"] for e in mine("joined")) == sorted(SITES)
+    (released,) = mine("released")
+    wanted = {"round": 1, "attempt": round.attempt, "count": 3, "floor": 3, "level": "parameter", "buckets": "none"}
+    assert wanted.items() <= released.items()
+    assert released["sets"] == [3]
+    reasons = {e["attempt"]: (e["count"], e["reason"]) for e in mine("not-released")}
+    assert reasons == {
+        short.attempt: (1, "1 of 3 updates came, 3 are needed"),
+        superseded.attempt: (0, "a newer attempt was opened"),
+        last.attempt: (0, "the run was finished"),
+    }
+
+
+def test_hostile_callers_make_no_label_and_are_named_only_in_the_kept_log(shuffler: Watched) -> None:
+    good, calls = np.ones(LENGTH, np.float32), shuffler.deployment
+    round = open_round(calls.server, round_header("run-c", 1, LENGTH))
+    stranger = calls.party("site", "mallory").stub
+    for n in range(20):
+        evil = f'run"}} 1\nevil_total{{x="{n}'
+        assert status(send, calls.site(0), header_for(round, good, run=evil), good) == "NOT_FOUND"
+        wrong = header_for(round, good, dtype=f"evil-{n}")
+        assert status(send, calls.site(0), wrong, good) == "INVALID_ARGUMENT"
+        assert status(send, stranger, header_for(round, good), good) == "PERMISSION_DENIED"
+    assert status(open_round, calls.site(1), round_header("run-c", 1, LENGTH)) == "PERMISSION_DENIED"
+    calls.server.finish(pb.FinishRequest(run="run-c"), timeout=CALL)
+    text = get(shuffler.metrics)[1]
+    assert "evil" not in text
+    assert "mallory" not in text
+    rejects = {name: count for name, count in values(text).items() if "rejects" in name}
+    assert rejects['fl_privacy_rejects_total{code="NOT_FOUND",field="run"}'] == 20
+    assert rejects['fl_privacy_rejects_total{code="PERMISSION_DENIED",field="site"}'] >= 20
+    assert len(rejects) <= 6
+    refused = [e for e in kept(shuffler.events) if e["event"] == "refused"]
+    assert {"mallory", "site-0"} <= {e["peer"] for e in refused}
+    told = Path(calls.fleet.children["shuffler"].log).read_text()
+    assert '"peer"' not in told
+    assert '"joined"' not in told
+    assert all("digest" not in e and good.tobytes().hex() not in str(e) for e in refused)
+
+
+def test_a_round_that_is_open_when_the_shuffler_is_stopped_is_told(shuffler: Watched) -> None:
+    """The last test of this shuffler."""
+    calls = shuffler.deployment
+    round = open_round(calls.server, round_header("run-d", 1, LENGTH))
+    calls.stop()
+    ends = [e for e in kept(shuffler.events) if e.get("attempt") == round.attempt and e["event"] == "not-released"]
+    assert [e["reason"] for e in ends] == ["the process was stopped"]
+
+
+def test_an_aggregator_tells_the_same_of_its_shard(tmp_path: Path, keys: Keys) -> None:
+    arguments = ("--index", "0", "--state", str(tmp_path / "state"))
+    with watched(tmp_path, keys, "aggregator-0", {"kind": "shards", "aggregators": 2}, *arguments) as running:
+        calls, shard = running.deployment, np.ones(LENGTH, np.float32)
+        client.seed(calls.party("evaluator", "evaluator").stub, "run-a", shard, CALL)
+        round = round_header("run-a", 1, LENGTH)
+        client.open_round(calls.server, round, None, CALL)
+        for site in range(3):
+            submit(calls.site(site), round, shard)
+        assert collect(calls.server, round).phase == "closed"
+        settle = pb.SettleRequest(run="run-a", round=1, attempt=round.attempt, commit=True)
+        calls.server.settle(settle, timeout=CALL)
+        eventually(lambda: running.samples()['fl_privacy_rounds_total{outcome="released"}'] == 1)
+        found, text = running.samples(), get(running.metrics)[1]
+    assert found[BYTES_IN] == 4 * 4 * LENGTH
+    assert found['fl_privacy_phase_seconds_count{phase="averaging"}'] == 1
+    assert "site" not in text
+    events = kept(running.events)
+    assert sorted(e["site"] for e in events if e["event"] == "joined") == sorted(SITES)
+    assert [(e["attempt"], e["count"], e["floor"]) for e in events if e["event"] == "released"] == [
+        (round.attempt, 3, 3)
+    ]
+
+
+# A whole federation: every role is scraped while it runs, and every role keeps its log.
+
+CONFIG = """
+name: watched
+rounds: 2
+rounds_per_message: 2
+deadline: 120
+privatise: {kind: ldp, clip: 1.0}
+task: {train: {epochs: 1}}
+sites:
+  - {name: site-0, epsilon: 8, policy: POLICY}
+  - {name: site-1, epsilon: 8}
+  - {name: site-2, epsilon: 8}
+"""
+POLICY = "epsilon_per_round: 8\nepsilon: 100\ntasks: [digits]\n"
+PARTIES = ("server", "shuffler", "worker-site-0", "worker-site-1", "worker-site-2")
+
+
+@dataclass
+class Seen:
+    """What an operator saw of a run while it went, and how it ended."""
+
+    result: Result
+    policy: Path
+    events: Path
+    scrapes: dict[str, str] = field(default_factory=dict)
+    states: list[Status] = field(default_factory=list)
+
+    def kept(self, party: str, event: str) -> list[dict[str, Any]]:
+        return [e for e in kept(self.events / f"{party}.jsonl") if e["event"] == event]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    runs, events = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("events")
+    policy = runs / "policy.yaml"
+    policy.write_text(POLICY)
+    found = Seen(None, policy, events)  # type: ignore[arg-type]
+    looked, start, plan = 0.0, Fleet.start, ground.Ground.write_server_plan
+
+    def asked(name: str) -> list[str]:
+        return ["--metrics", "127.0.0.1:0", "--events", str(events / f"{name}.jsonl")]
+
+    def start_asked(self: Fleet, name: str, command: list[str], *rest: Any, **options: Any) -> Any:
+        return start(self, name, [*command, *(asked(name) if name in PARTIES else [])], *rest, **options)
+
+    def plan_asked(self: ground.Ground, *rest: Any) -> None:
+        plan(self, *rest)
+        path = self.private / "server.json"
+        extra = {"metrics": "127.0.0.1:0", "events": str(events / "server.jsonl")}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **extra}))
+
+    def look(here: ground.Ground) -> None:
+        nonlocal looked
+        if time.monotonic() - looked < 0.5 and here.fleet.children:
+            return
+        looked = time.monotonic()
+        found.states.append(read(here.run_dir))
+        for party in PARTIES:
+            for event in Tail(here.run_dir / "logs" / f"{party}.log").poll():
+                if event["event"] == "metrics":
+                    try:
+                        found.scrapes[party] = get(str(event["address"]))[1]
+                    except OSError:
+                        continue
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fleet, "start", start_asked)
+        patch.setattr(ground.Ground, "write_server_plan", plan_asked)
+        found.result = up(Federation.parse(CONFIG.replace("POLICY", str(policy))), "local", runs, watch=look)
+    return found
+
+
+def test_every_role_is_scraped_while_the_run_goes(seen: Seen) -> None:
+    assert seen.result.status == "completed", seen.result.reason
+    assert set(seen.scrapes) == set(PARTIES)
+    for party, text in seen.scrapes.items():
+        others = {name for name in SITES if name not in party}
+        assert not any(name in text for name in others), party
+    server, site = values(seen.scrapes["server"]), values(seen.scrapes["worker-site-0"])
+    assert server['fl_privacy_phase_seconds_count{phase="evaluate"}'] >= 1
+    for phase in ("fetching", "training", "privatising", "uploading"):
+        assert site[f'fl_privacy_phase_seconds_count{{phase="{phase}"}}'] >= 1
+    assert site['fl_privacy_rounds_total{outcome="uploaded"}'] >= 1
+    assert 0 < site["fl_privacy_epsilon_spent"] < 100
+    assert site["fl_privacy_epsilon_left"] == pytest.approx(100 - site["fl_privacy_epsilon_spent"])
+    assert values(seen.scrapes["worker-site-1"])["fl_privacy_epsilon_left"] == float("inf")
+
+
+def test_a_site_s_log_says_what_left_it_and_under_which_policy(seen: Seen) -> None:
+    sha256 = hashlib.sha256(seen.policy.read_bytes()).hexdigest()
+    (policy,) = seen.kept("worker-site-0", "policy")
+    assert {"sha256": sha256, "epsilon": 100.0, "epsilon_per_round": 8.0, "tasks": ["digits"]}.items() <= policy.items()
+    (ticket,) = seen.kept("worker-site-0", "ticket")
+    assert (ticket["run"], ticket["first"], ticket["last"], ticket["policy"]) == (seen.result.run, 1, 2, sha256)
+    charged, uploaded = seen.kept("worker-site-0", "charged"), seen.kept("worker-site-0", "uploaded")
+    assert [(e["round"], e["epsilon"], e["policy"]) for e in charged] == [(1, 8.0, sha256), (2, 8.0, sha256)]
+    ledger = next(row for row in seen.result.ledgers if row["site"] == "site-0")
+    assert charged[-1]["spent"] == pytest.approx(ledger["spent"])
+    assert charged[-1]["left"] == pytest.approx(ledger["remaining"])
+    assert [(e["attempt"], e["private"], e["route"]) for e in uploaded] == [
+        (e["attempt"], True, "shuffler") for e in charged
+    ]
+    assert seen.kept("worker-site-1", "policy")[0]["sha256"] is None
+
+
+def test_the_other_logs_say_who_joined_what_was_released_and_how_the_run_went(seen: Seen) -> None:
+    assert sorted(e["site"] for e in seen.kept("shuffler", "joined")) == sorted(SITES)
+    assert [(e["round"], e["count"]) for e in seen.kept("shuffler", "released")] == [(1, 3), (2, 3)]
+    assert [e["round"] for e in seen.kept("server", "evaluated")] == [0, 1, 2]
+    assert len(seen.kept("server", "started")) == len(seen.kept("server", "completed")) == 1
+    assert not any(name in json.dumps(e) for e in kept(seen.events / "server.jsonl") for name in SITES)
+
+
+def test_status_tells_the_run_from_its_start_to_its_end(seen: Seen) -> None:
+    states = [found.state for found in seen.states]
+    assert [state for state, _ in itertools.groupby(states)] == ["waiting", "running", "completed"]
+    running = next(found for found in seen.states if found.state == "running")
+    assert {p.name for p in running.processes} >= {"superlink", "shuffler", "worker-site-0", "supernode-site-0"}
+    assert all(p.alive and p.rss > 0 for p in running.processes)
+    assert next(p.last for p in running.processes if p.name == "shuffler")
+    began = time.monotonic()
+    found = json_of(cli("status", seen.result.path, "--json"))
+    assert time.monotonic() - began < 10  # of a loaded machine; its work is a third of a second
+    assert (found["state"], found["round"], found["rounds"], found["processes"]) == ("completed", 2, 2, [])
+    assert found["score"]["accuracy"] == seen.result.accuracy
+    assert found["bytes"] > 0
+    spent = {row["site"]: row["spent"] for row in seen.result.ledgers}
+    assert {b["site"]: b["spent"] for b in found["budgets"]} == pytest.approx(spent)
+
+
+def test_a_site_tells_charges_resends_and_what_it_did_not_send(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("epsilon_per_round: 8\nepsilon: 9\ntasks: [digits]\nroutes: [server]\n")
+    route = "route: {kind: server}\nrounds_per_message: 1\n"
+    text = CONFIG.replace("POLICY", str(policy)).replace("rounds_per_message: 2\n", route)
+    federation = Federation.parse(text)
+    log = Log("site-0", events=tmp_path / "e")
+    site = Site(federation, "site-0", Keyring(tmp_path), [], state=tmp_path, log=log)
+    site.metrics = scrape.Prometheus("site", "site-0")
+    model = bytearray(4 * site.parameters)
+
+    def ask(round: int, **changes: Any) -> tuple[str, bytes]:
+        ticket = {"run": "run-1", "federation": federation.digest, "first": round, "last": round, **changes}
+        fields, update = worker.answer(site, ticket, model)
+        return fields["status"], bytes(update)
+
+    first = ask(1)
+    assert ask(1) == first
+    assert [ask(2)[0], ask(1, federation="0" * 64)[0], ask(1, run="../x")[0]] == ["failed", "refused", "refused"]
+    told = [(e["event"], e["round"]) for e in kept(tmp_path / "e") if e["event"] not in ("ready", "ticket")]
+    once = [("uploaded", 1)]
+    assert told == [
+        ("charged", 1), *once, ("resend", 1), *once, ("not-sent", 2), ("failed", None), *[("refused", None)] * 2
+    ]  # fmt: skip
+    events = {e["event"]: e for e in kept(tmp_path / "e")}
+    assert events["resend"]["spent"] == events["charged"]["spent"] == pytest.approx(8, rel=1e-3)
+    assert "budget" in events["not-sent"]["reason"]
+    found = values(site.metrics.text().decode())
+    assert found['fl_privacy_rounds_total{outcome="uploaded"}'] == 2
+    assert found['fl_privacy_rejects_total{code="LOCAL",field="budget"}'] == 1
+    assert found['fl_privacy_rejects_total{code="FAILED_PRECONDITION",field="ticket"}'] == 1
