@@ -20,6 +20,7 @@ from fl_privacy.cli import app
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.launch import enrol, papers, preflight
+from fl_privacy.launch.kit import Kit, write_kit
 from fl_privacy.launch.pki import Authority, alternative_names, load_key
 from fl_privacy.wire.identity import Identity, Keyring, belong_together
 from helpers import HOSTS, Keys
@@ -28,7 +29,10 @@ from helpers import HOSTS, Keys
 def make_kit(folder: Path, role: str, name: str, federation: str = "test", hosts: tuple[str, ...] = ()) -> Path:
     kit = folder / name
     kit.mkdir(parents=True)
-    (kit / "kit.yaml").write_text(json.dumps({"federation": federation, "role": role, "name": name, "hosts": hosts}))
+    whole = Federation.parse(f"name: {federation}\nsites: 3")
+    (kit / "federation.yaml").write_text(whole.to_yaml())
+    values = {"federation": federation, "digest": whole.digest, "role": role, "name": name, "hosts": hosts}
+    write_kit(kit, Kit.model_validate(values))
     return kit
 
 
@@ -67,7 +71,7 @@ def test_a_party_gets_a_certificate_for_a_key_that_never_leaves_it(authority: Au
         signed = join(authority, site)
     finally:
         os.umask(before)
-    assert mode(site / "keys" / "key.pem") == mode(site / "node.key") == 0o600
+    assert mode(site / "keys" / "key.pem") == mode(site / "node" / "node.key") == 0o600
     assert belong_together(*Keyring(site / "keys").read())
     assert Identity.of(certificate(site)) == Identity("test", "site", "site-0")
     sent = (site / "site-0.request.json").read_bytes() + signed.read_bytes()
@@ -93,7 +97,7 @@ def test_joins_are_additive(authority: Authority, tmp_path: Path) -> None:
     assert [contents(kit) for kit in kits[:2]] == before
     assert [r for r in authority.records() if r in records] == records
     assert sorted(p.name for p in (superlink / "nodes").iterdir()) == ["site-0.pub", "site-1.pub", "site-2.pub"]
-    private = serialization.load_ssh_private_key((kits[2] / "node.key").read_bytes(), None)
+    private = serialization.load_ssh_private_key((kits[2] / "node" / "node.key").read_bytes(), None)
     public = serialization.load_pem_public_key((superlink / "nodes" / "site-2.pub").read_bytes())
     assert private.public_key() == public
     validity = certificate(kits[0]).not_valid_after_utc - certificate(kits[0]).not_valid_before_utc
@@ -345,7 +349,7 @@ def test_the_commands_do_the_whole_life_cycle_and_print_nothing_secret(
     again = cli("pki", "init", home)
     assert again.returncode == 2
     assert again.stderr.startswith("error: ")
-    secrets = [site / "keys" / "key.pem", site / "node.key", shuffler / "keys" / "key.pem", home / "ca.key"]
+    secrets = [site / "keys" / "key.pem", site / "node" / "node.key", shuffler / "keys" / "key.pem", home / "ca.key"]
     renewal = ("renew", site, "--new-key", "--out", tmp_path / "again.json")
     for words in (renewal, ("list", home), ("revoke", home, "site-0"), ("install", shuffler, revoked["file"])):
         app(["pki", *map(str, words)], standalone_mode=False)

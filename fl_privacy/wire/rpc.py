@@ -57,6 +57,8 @@ SERVER_OPTIONS = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Or an idle client's keepalive counts as abuse, and it is hung up on after its third ping.
+    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", 64),
     ("grpc.so_reuseport", 0),
