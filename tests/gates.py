@@ -129,11 +129,17 @@ class Proxy:
             while b"\r\n\r\n" not in head:
                 head += sock.recv(4096)
             self.asked.append(head.split()[1].decode())
-            sock.sendall(self._reply)
             if b" 200 " not in self._reply:
+                sock.sendall(self._reply)
                 return
             host, _, port = self.asked[-1].rpartition(":")
-            with socket.create_connection((host, int(port))) as other:
+            try:
+                other = socket.create_connection((host, int(port)))
+            except OSError:
+                sock.sendall(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
+                return
+            with other:
+                sock.sendall(self._reply)
                 threading.Thread(target=self._copy, args=(sock, other), daemon=True).start()
                 self._copy(other, sock)
 
