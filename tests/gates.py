@@ -83,7 +83,11 @@ class Echo:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, *_: Any) -> None:
+                pass
+
+        self.server = Server(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         context = server_context(local.certificate, local.key)
         # The handshake belongs to the connection's own thread.

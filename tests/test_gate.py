@@ -267,9 +267,9 @@ def test_plain_text_and_probes_do_no_harm(front: Front) -> None:
 
 def test_half_open_connections_keep_nobody_else_out(front: Front) -> None:
     host, _, port = front.address.rpartition(":")
-    idle = [socket.create_connection((host, int(port))) for _ in range(12)]
+    idle = [socket.create_connection((host, int(port))) for _ in range(20)]
     assert status(front, "site", post(FLEET)) == 200
-    idle += [socket.create_connection((host, int(port))) for _ in range(12)]
+    idle += [socket.create_connection((host, int(port))) for _ in range(20)]
     eventually(lambda: any("handshakes" in e["reason"] for e in front.events("refused")))
     for sock in idle:
         sock.close()
@@ -455,6 +455,7 @@ def test_an_old_connection_is_asked_to_dial_anew(
         ({"--listen": "192.0.2.1:0"}, "choose another --listen"),
         ({"--keys": "/nowhere"}, "certificates"),
         ({"--superlink-ca": "/nowhere"}, "certificates"),
+        ({"--federation": "elsewhere"}, "not of the superlink of 'elsewhere'"),
         ({"--nonsense": "x"}, "arguments"),
     ],
 )
