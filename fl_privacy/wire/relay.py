@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from fl_privacy.wire.listener import (
 
 LOOPBACK = ("127.0.0.1", "localhost")
 CONNECTIONS = 128
+AT_ONCE = 10.0  # a gate that hangs up so soon does not want us; later, nobody had asked it anything
 SOCKETS = Path("/proc/net/tcp")
 
 
@@ -91,13 +93,13 @@ class Relay:
             await asyncio.gather(up, down, return_exceptions=True)
 
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: asyncio.Event) -> None:
-        answered = False
+        answered, began = False, time.monotonic()
         while True:
             try:
                 data = await reader.read(CHUNK)
             except OSError as error:
                 raise explain(error) from None
-            if not data and asked.is_set() and not answered:
+            if not data and not answered and (asked.is_set() or time.monotonic() - began < AT_ONCE):
                 raise Unreachable("closed", "the superlink closed the connection without an answer; its log says why")
             if not data or not await _write(writer, data):
                 return
