@@ -94,9 +94,9 @@ class Gate:
         identity = None
         try:
             certificate = tls.peer_certificate(stream[1])
-            identity = tls.identity_of(certificate)
+            identity = Identity.of(certificate)
             self._admit(identity)
-            tls.refuse_ended(self._keys, certificate)
+            self._keys.refuse_revoked(certificate)
         except (FederationError, ValueError) as error:
             self._refused(str(error), caller, identity)
             return
@@ -123,7 +123,7 @@ class Gate:
         born = time.monotonic()
         try:
             while (request := await calls.request()) is not None:
-                tls.refuse_ended(self._keys, certificate)
+                self._keys.refuse_revoked(certificate)
                 check(request, identity.role)
                 if upstream is None or not upstream.usable:
                     if upstream is not None:
