@@ -83,7 +83,11 @@ class Echo:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, *_: Any) -> None:
+                pass
+
+        self.server = Server(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         context = server_context(local.certificate, local.key)
         # The handshake belongs to the connection's own thread.
@@ -129,11 +133,17 @@ class Proxy:
             while b"\r\n\r\n" not in head:
                 head += sock.recv(4096)
             self.asked.append(head.split()[1].decode())
-            sock.sendall(self._reply)
             if b" 200 " not in self._reply:
+                sock.sendall(self._reply)
                 return
             host, _, port = self.asked[-1].rpartition(":")
-            with socket.create_connection((host, int(port))) as other:
+            try:
+                other = socket.create_connection((host, int(port)))
+            except OSError:
+                sock.sendall(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
+                return
+            with other:
+                sock.sendall(self._reply)
                 threading.Thread(target=self._copy, args=(sock, other), daemon=True).start()
                 self._copy(other, sock)
 

@@ -89,7 +89,14 @@ class World:
         database = folder / "superlink" / "state.db"
         command = flower.superlink_behind_gate(self.front.superlink, local, database, self.secret)
         self.start("superlink", command)
-        self.front.start()
+        self.proxy = Proxy()
+        self.front.address = f"127.0.0.1:{free_port()}"
+        self.clinic = self.relay("relay-clinic", self.keys.of("site", "clinic"), self.proxy.url)
+        self.server = self.relay("relay-server", self.keys.of("server", "server"))
+        self.front.start(self.front.address)
+        for name in ("relay-clinic", "relay-server"):
+            self.fleet.wait_for(name, "listening", START)
+        self.start("superexec", flower.superexec(self.server, self.certificate("relay-server"), self.secret))
 
     def start(self, name: str, command: list[str]) -> None:
         # A proxy of the environment must not come between a program and its relay.
@@ -98,11 +105,24 @@ class World:
         self.fleet.start(name, command, {**env, **flower.direct()})
 
     def relay(self, name: str, keys: Keyring, proxy: str = "") -> str:
-        self.fleet.start(name, flower.relay(self.front.address, keys, self.folder / name, proxy=proxy))
-        return str(self.fleet.wait_for(name, "listening", START)["address"])
+        address = f"127.0.0.1:{free_port()}"
+        self.fleet.start(name, flower.relay(self.front.address, keys, self.folder / name, address, proxy))
+        return address
 
     def certificate(self, name: str) -> Path:
         return self.folder / name / "relay.pem"
+
+    def start_node(self) -> None:
+        certificate, key = self.certificate("relay-clinic"), self.folder / "node.key"
+        self.start("supernode", flower.supernode(self.clinic, certificate, key, free_port(), self.folder / "worker"))
+
+    def restart_gate(self) -> None:
+        """Kill it, and start it again once the site's relay has missed it."""
+        gate = self.fleet.children.pop("gate")
+        gate.signal(signal.SIGKILL)
+        gate.process.wait()
+        eventually(lambda: bool(self.front.events("unreachable", "relay-clinic")), START)
+        self.front.start(self.front.address)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +133,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     finally:
         world.fleet.stop("supernode")
         world.fleet.stop()
+        world.proxy.close()
 
 
 def test_a_run_goes_through_gate_and_relays_and_outlives_the_gate(
@@ -121,26 +142,15 @@ def test_a_run_goes_through_gate_and_relays_and_outlives_the_gate(
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "")
-    proxy = Proxy()
-    clinic = world.relay("relay-clinic", world.keys.of("site", "clinic"), proxy.url)
-    server = world.relay("relay-server", world.keys.of("server", "server"))
-    control = flower.Control(server, world.certificate("relay-server"))
+    control = flower.Control(world.server, world.certificate("relay-server"))
     control.wait(world.fleet.check)
     control.register(flower.node_key(world.folder / "node.key"), "clinic")
-    node = flower.supernode(
-        clinic, world.certificate("relay-clinic"), world.folder / "node.key", free_port(), world.folder / "worker"
-    )
-    world.start("supernode", node)
-    eventually(lambda: bool(proxy.asked), 30)
-    eventually(lambda: any("site/clinic" in e["identity"] for e in world.front.events("joined")), 30)
-
-    gate = world.fleet.children.pop("gate")
-    gate.signal(signal.SIGKILL)
-    gate.process.wait()
-    eventually(lambda: bool(world.front.events("unreachable", "relay-clinic")), 30)
-    world.front.start(world.front.address)
-
-    world.start("superexec", flower.superexec(server, world.certificate("relay-server"), world.secret))
+    world.start_node()
+    log = world.fleet.children["supernode"].log
+    eventually(lambda: "SuperNode ID" in log.read_text(), START)
+    assert world.proxy.asked[0] == world.front.address
+    assert any("site/clinic" in e["identity"] for e in world.front.events("joined"))
+    world.restart_gate()
     app = world.folder / "ping"
     for name, text in APP.items():
         (app / name).parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +165,6 @@ def test_a_run_goes_through_gate_and_relays_and_outlives_the_gate(
     assert (world.folder / "said").read_text() == "there and back"
     assert len(world.front.events("connected", "relay-clinic")) == 2
     control.close()
-    proxy.close()
 
 
 def test_a_site_reaches_no_path_of_the_control_and_runtime_apis(world: World) -> None:
@@ -165,7 +174,7 @@ def test_a_site_reaches_no_path_of_the_control_and_runtime_apis(world: World) ->
 
     paths = [route.path for api in (control, runtime, responses_router) for route in api.routes]
     assert len(paths) > 50
-    empty = ("Content-Type: application/x-protobuf", "Accept: application/x-protobuf")
+    empty = ("Content-Type: application/protobuf", "Accept: application/protobuf")
     with world.front.dial("server") as sock:
         assert ask(sock, post("/v1/control/list-runs", 0, *empty))[0] == 200
         assert ask(sock, post("/v1/runtime/acquire-task", 0, *empty))[0] == 401  # the SuperLink wants the secret

@@ -146,7 +146,7 @@ def test_why_the_gate_is_not_reached_is_said_once(relays: Relays, tmp_path: Path
         (site, f"127.0.0.1:{free_port()}", "refused", "nothing listens there"),
         (front.keys.expired("site", "late"), front.address, "our_certificate", "certificate expired"),
         (stranger, front.address, "our_certificate", "unknown ca"),
-        (foreign.of("site", "other"), front.address, "their_certificate", "issuer certificate"),
+        (foreign.of("site", "other"), front.address, "their_certificate", "the superlink's certificate"),
         (site, misnamed.address, "their_certificate", "mismatch"),
         (Keys(front.keys.folder, "elsewhere").of("site", "guest"), front.address, "their_certificate", "'elsewhere'"),
         (front.keys.of("shuffler", "shuffler"), front.address, "closed", "its log says why"),

@@ -70,8 +70,8 @@ class Gateway:
             raise
         try:
             certificate = tls.peer_certificate(stream[1])
-            peer = tls.identity_of(certificate)
-            tls.refuse_ended(self.keys, certificate)
+            peer = Identity.of(certificate)
+            self.keys.refuse_revoked(certificate)
         except (FederationError, ValueError) as error:
             await close(stream[1])
             raise Unreachable("their_certificate", str(error)) from None

@@ -119,14 +119,13 @@ class Caller:
 
     async def send(self, event: h11.Response | h11.Data | h11.EndOfMessage) -> None:
         self._answered = True
-        data = self._http.send(event)
-        if data:
-            try:
+        try:
+            if data := self._http.send(event):
                 self._writer.write(data)
                 async with asyncio.timeout(STALL):
                     await self._writer.drain()
-            except (OSError, TimeoutError):
-                raise Gone from None
+        except (OSError, TimeoutError, h11.LocalProtocolError):
+            raise Gone from None
 
     async def refuse(self, refused: Refused) -> None:
         """The last answer of this connection, unless another had begun; what still comes is thrown away."""
@@ -206,14 +205,13 @@ class Upstream:
         await self.send(h11.Request(method=request.method, target=request.target, headers=headers))
 
     async def send(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> None:
-        data = self._http.send(event)
-        if data:
-            try:
+        try:
+            if data := self._http.send(event):
                 self._writer.write(data)
                 async with asyncio.timeout(ANSWER):
                     await self._writer.drain()
-            except (OSError, TimeoutError):
-                raise Away("broke off") from None
+        except (OSError, TimeoutError, h11.LocalProtocolError):
+            raise Away("broke off") from None
 
     async def head(self) -> h11.Response:
         try:

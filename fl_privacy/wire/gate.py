@@ -24,7 +24,7 @@ from fl_privacy.wire.listener import Arguments, Stream, accept_tls, address, clo
 
 CONNECTIONS = 512
 CONNECTIONS_OF_ONE = 64
-HANDSHAKES_OF_ONE = 16  # at once from one address
+HANDSHAKES_OF_ONE = 32  # at once from one address
 AGE = 300.0  # then a caller must dial anew, and shows its renewed certificate
 REPEAT = 60.0
 REMEMBERED = 1024
@@ -94,9 +94,9 @@ class Gate:
         identity = None
         try:
             certificate = tls.peer_certificate(stream[1])
-            identity = tls.identity_of(certificate)
+            identity = Identity.of(certificate)
             self._admit(identity)
-            tls.refuse_ended(self._keys, certificate)
+            self._keys.refuse_revoked(certificate)
         except (FederationError, ValueError) as error:
             self._refused(str(error), caller, identity)
             return
@@ -123,7 +123,7 @@ class Gate:
         born = time.monotonic()
         try:
             while (request := await calls.request()) is not None:
-                tls.refuse_ended(self._keys, certificate)
+                self._keys.refuse_revoked(certificate)
                 check(request, identity.role)
                 if upstream is None or not upstream.usable:
                     if upstream is not None:
@@ -169,7 +169,11 @@ async def main(log: Log) -> None:
     superlink = address(options.superlink)
     if not is_loopback(superlink[0]):
         raise LaunchError(f"superlink {options.superlink}: must be on loopback; others could go around the gate")
-    gate = Gate(superlink, options.superlink_ca, Keyring(options.keys), options.federation, log)
+    keys = Keyring(options.keys)
+    own = tls.own_identity(keys)
+    if (own.federation, own.role) != (options.federation, "superlink"):
+        raise LaunchError(f"keys {keys.folder}: of {own.uri}, not of the superlink of {options.federation!r}")
+    gate = Gate(superlink, options.superlink_ca, keys, options.federation, log)
     await serve(listen(*address(options.listen)), gate.handle, log)
 
 

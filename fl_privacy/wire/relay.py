@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from fl_privacy.wire.listener import (
 
 LOOPBACK = ("127.0.0.1", "localhost")
 CONNECTIONS = 128
+AT_ONCE = 10.0  # a gate that hangs up so soon does not want us; later, nobody had asked it anything
 SOCKETS = Path("/proc/net/tcp")
 
 
@@ -75,8 +77,9 @@ class Relay:
 
     async def _pass_on(self, inside: Stream, outside: Stream) -> None:
         """Both ways, until either side ends."""
-        up = asyncio.create_task(_copy(inside[0], outside[1]))
-        down = asyncio.create_task(self._answers(outside[0], inside[1]))
+        asked = asyncio.Event()
+        up = asyncio.create_task(_copy(inside[0], outside[1], asked))
+        down = asyncio.create_task(self._answers(outside[0], inside[1], asked))
         try:
             await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
             if not inside[0].at_eof():
@@ -89,14 +92,14 @@ class Relay:
             down.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
 
-    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answered = False
+    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: asyncio.Event) -> None:
+        answered, began = False, time.monotonic()
         while True:
             try:
                 data = await reader.read(CHUNK)
             except OSError as error:
                 raise explain(error) from None
-            if not data and not answered:
+            if not data and not answered and (asked.is_set() or time.monotonic() - began < AT_ONCE):
                 raise Unreachable("closed", "the superlink closed the connection without an answer; its log says why")
             if not data or not await _write(writer, data):
                 return
@@ -114,10 +117,11 @@ class Relay:
                 self._log("connected", target=target)
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begun: asyncio.Event) -> None:
     """Until either end ends."""
     with suppress(OSError):
         while data := await reader.read(CHUNK):
+            begun.set()
             if not await _write(writer, data):
                 return
 

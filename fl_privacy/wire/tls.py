@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fl_privacy.errors import LaunchError, ProtocolError
+from fl_privacy.errors import LaunchError
 from fl_privacy.wire.identity import Identity, Keyring
 
 T = TypeVar("T")
@@ -92,36 +92,15 @@ def files(keys: Keyring) -> tuple[Path, Path, Path]:
     return keys.certificate_file, keys.key_file, keys.authority_file
 
 
-def identity_of(certificate: x509.Certificate) -> Identity:
-    """The one identity that a certificate names."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (x509.ExtensionNotFound, ValueError):
-        uris = []
-    if len(uris) != 1:
-        raise ProtocolError("UNAUTHENTICATED", "certificate: names no identity; use one made by fl-privacy")
-    return Identity.parse(uris[0])
-
-
 def own_identity(keys: Keyring) -> Identity:
     try:
-        return identity_of(x509.load_pem_x509_certificate(keys.certificate_file.read_bytes()))
+        return Identity.of(x509.load_pem_x509_certificate(keys.certificate_file.read_bytes()))
     except (OSError, ValueError) as error:
         raise LaunchError(f"certificates: {keys.certificate_file}: {error}; check --keys") from None
 
 
 def peer_certificate(writer: asyncio.StreamWriter) -> x509.Certificate:
     return x509.load_der_x509_certificate(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
-
-
-def refuse_ended(keys: Keyring, certificate: x509.Certificate) -> None:
-    """Raise if a certificate that once was good is so no longer: expired or revoked."""
-    if certificate.not_valid_after_utc < dt.datetime.now(dt.UTC):
-        raise ProtocolError("UNAUTHENTICATED", "certificate: expired; renew it")
-    refuse_revoked = getattr(keys, "refuse_revoked", None)
-    if refuse_revoked is not None:
-        refuse_revoked(certificate)
 
 
 @dataclass(frozen=True)
