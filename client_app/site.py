@@ -82,6 +82,9 @@ class Site:
                 "INVALID_ARGUMENT", f"ticket: rounds {ticket.first} to {ticket.last} are not in the run"
             )
 
+    def _took(self, ticket: Ticket) -> None:
+        self.log("ticket", run=ticket.run, first=ticket.first, last=ticket.last, policy=self.policy)
+
     def answer(self, ticket: Ticket, model: Array) -> Array:
         """Route `server`: the model came with the ticket, and the update goes back the same way."""
         self.check(ticket)
@@ -89,6 +92,7 @@ class Site:
             raise ProtocolError("PERMISSION_DENIED", "ticket: this federation's updates do not go to the server")
         if model.shape != self._work.initial.shape or not np.isfinite(model).all():
             raise ProtocolError("INVALID_ARGUMENT", "model: not of this federation's layout, or not finite")
+        self._took(ticket)
         update = self._update(ticket.run, ticket.first, "", model)
         self._uploaded(ticket.run, ticket.first, "", update)
         return update
@@ -98,6 +102,7 @@ class Site:
         self.check(ticket)
         if isinstance(self.federation.route, ServerRoute):
             raise ProtocolError("INVALID_ARGUMENT", "ticket: came without a model")
+        self._took(ticket)
         done, seen = 0, pb.RoundHeader(round=ticket.first - 1)
         until = time.monotonic() + self.federation.deadline
         while time.monotonic() < until and (header := self._next(ticket.run, seen, until)) is not None:

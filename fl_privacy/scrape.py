@@ -53,7 +53,7 @@ class Prometheus(Metrics):
         info = client.Gauge("build_info", "Version and role of this process", ("role", "name", "version"), **here)
         info.labels(role, name, version("fl-privacy")).set(1)
         self._rounds = client.Counter("rounds", "Attempts at rounds, by how they ended", ("outcome",), **here)
-        for outcome in OUTCOMES[role]:
+        for outcome in OUTCOMES.get(role, ()):
             self._rounds.labels(outcome)
         self._bytes = client.Counter("bytes", "Bytes of models and updates", ("direction",), **here)
         for direction in ("in", "out"):

@@ -449,7 +449,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     policy = runs / "policy.yaml"
     policy.write_text(POLICY)
     found = Seen(None, policy, events)  # type: ignore[arg-type]
-    looked, start, plan = 0.0, Fleet.start, ground.Ground.write_server_plan
+    looked, start, plan, clear = 0.0, Fleet.start, ground.Ground.write_server_plan, ground.Ground.clear
 
     def asked(name: str) -> list[str]:
         return ["--metrics", "127.0.0.1:0", "--events", str(events / f"{name}.jsonl")]
@@ -477,7 +477,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
                     except OSError:
                         continue
 
+    def clear_looked(self: ground.Ground) -> None:
+        nonlocal looked
+        looked = 0.0
+        look(self)
+        clear(self)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ground.Ground, "clear", clear_looked)
         patch.setattr(Fleet, "start", start_asked)
         patch.setattr(ground.Ground, "write_server_plan", plan_asked)
         found.result = up(Federation.parse(CONFIG.replace("POLICY", str(policy))), "local", runs, watch=look)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from client_app import pipe, worker
 from client_app.ticket import Ticket
 from fl_privacy.errors import FederationError, ProtocolError
+from fl_privacy.metrics import OFF
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.floats(allow_nan=False)
 JSON = st.dictionaries(st.text(max_size=9), VALUES, max_size=5)
@@ -128,7 +129,7 @@ def test_a_trickle_does_not_stretch_the_timeout(pair: tuple[socket.socket, socke
 class Fake:
     """A site that answers at once, or fails as it is told."""
 
-    parameters = 2**21
+    parameters, metrics = 2**21, OFF
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
