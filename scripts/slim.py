@@ -17,7 +17,7 @@ from pathlib import Path
 
 FOLDERS = ("torch/test", "torch/include", "torch/share", "pyarrow/include", "pyarrow/src", "ray/jars", "ray/cpp")
 FOLDERS += ("ray/dashboard/client", "ray/rllib", "ray/llm")
-FILES = ("pyarrow/*flight*", "pyarrow/*s3*.so*", "pyarrow/*substrait*", "torch/lib/*test*.so")
+FILES = ("pyarrow/*flight*", "pyarrow/*s3*.so*", "torch/lib/*test*.so")
 SOURCES = (".a", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pxd", ".pyx", ".pxi")
 KEPT_PROGRAM = "torch_shm_manager"
 LARGE = "fontTools functorch matplotlib networkx numba numpy pyarrow pygments ray scipy setuptools sklearn sympy torch"
