@@ -40,8 +40,7 @@ COPY shuffler_app /src/shuffler_app
 COPY aggregator_app /src/aggregator_app
 COPY attacks /src/attacks
 RUN pip="python -m pip --python /opt/venv/bin/python --no-cache-dir --disable-pip-version-check" && \
-    $pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /build /src && \
-    $pip install --no-deps --no-index --no-compile --root /layer --root-user-action ignore /build/fl_privacy-*.whl && \
+    $pip install --no-deps --no-index --no-build-isolation --no-compile --root /layer --root-user-action ignore /src && \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -s /layer /layer/opt/venv/lib
 
 FROM base
