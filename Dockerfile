@@ -9,7 +9,7 @@ print(*t['project']['dependencies'], *t['build-system']['requires'], sep='\n')" 
 
 FROM base AS dependencies
 ARG TORCH=cpu
-COPY requirements.lock scripts/slim.sh /build/
+COPY requirements.lock /build/
 COPY --from=needs /needs.txt /build/
 RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse set -eu; \
     case "$TORCH" in cpu | cuda) ;; *) echo "TORCH=$TORCH is unknown: use cpu or cuda" >&2; exit 1 ;; esac; \
@@ -26,8 +26,9 @@ RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse set -eu; \
             --index-url https://download.pytorch.org/whl/cpu "torch==$version+cpu"; \
     fi; \
     $pip install --no-compile $source --constraint /build/requirements.lock -r /build/needs.txt; \
-    $pip check; \
-    sh /build/slim.sh /opt/venv
+    $pip check
+COPY scripts/slim.py /build/
+RUN /opt/venv/bin/python /build/slim.py /opt/venv/lib/python3.11/site-packages
 
 # The project, as files to lay over the environment.
 FROM dependencies AS project
@@ -39,8 +40,7 @@ COPY shuffler_app /src/shuffler_app
 COPY aggregator_app /src/aggregator_app
 COPY attacks /src/attacks
 RUN pip="python -m pip --python /opt/venv/bin/python --no-cache-dir --disable-pip-version-check" && \
-    $pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /build /src && \
-    $pip install --no-deps --no-index --no-compile --root /layer --root-user-action ignore /build/fl_privacy-*.whl && \
+    $pip install --no-deps --no-index --no-build-isolation --no-compile --root /layer --root-user-action ignore /src && \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -s /layer /layer/opt/venv/lib
 
 FROM base

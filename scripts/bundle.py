@@ -20,6 +20,7 @@ from pathlib import Path
 
 import install
 import sbom
+
 from wheelhouse import HEADER, MANIFEST, PYTHON, Wheel, describe, digest
 
 TEMPLATES = install.ROOT / "scripts" / "bundle-files"

@@ -159,20 +159,28 @@ def test_the_bill_lists_wheels_and_system_packages_and_repeats(tmp_path: Path) -
     assert sbom.bill(project, [other], [("libc6", "2.36-9")]) == text
 
 
-@pytest.fixture
-def small(tmp_path: Path, index: Path) -> Path:
-    """A bundle of the project with a wheelhouse of one small wheel."""
-    root = tmp_path / "root"
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with the project, a wheelhouse of one small wheel, and the bundle of both."""
+    root = tmp_path_factory.mktemp("root")
     for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.lock"):
-        (root / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, root / name)
     for name in ("fl_privacy", "server_app", "client_app", "shuffler_app", "aggregator_app", "attacks"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    fill(root / "wheelhouse", "b")
+    house = wheelhouse.Wheelhouse(root / "wheelhouse", "x86_64", "cpu")
+    house.wheels["b"] = wheelhouse.describe(make_wheel(root / "wheelhouse", "b", "1.0"))
+    house.record({})
     folder, total = bundle.make(root, "")
     assert total == wheelhouse.digest(folder / "SHA256SUMS")
     assert list((root / "dist").iterdir()) == [folder]
-    return Path(folder)
+    return root
+
+
+@pytest.fixture
+def small(packed: Path, tmp_path: Path) -> Path:
+    """A copy of the bundle, to be changed."""
+    root = shutil.copytree(packed, tmp_path / "root")
+    return next((root / "dist").iterdir())
 
 
 def run(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -218,10 +226,10 @@ class TestBundle:
 
     def test_a_wheelhouse_that_is_empty_damaged_or_stale_is_not_packed(self, small: Path) -> None:
         root = small.parent.parent
-        with pytest.raises(install.InstallError, match="has b 1.0"):
+        with pytest.raises(install.InstallError, match="has b 1"):
             bundle.check_lock(bundle.read_wheelhouse(root / "wheelhouse")[1], {"b": "2.0"})
         (root / "wheelhouse" / "b-1.0-py3-none-any.whl").write_bytes((small / "sbom.cdx.json").read_bytes())
-        with pytest.raises(install.InstallError, match="lacks b==1.0"):
+        with pytest.raises(install.InstallError, match="lacks b==1"):
             bundle.make(root, "")
         (root / "wheelhouse" / "requirements.txt").unlink()
         with pytest.raises(install.InstallError, match="make wheelhouse"):
