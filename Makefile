@@ -18,7 +18,7 @@ FLAVOUR = $(or $(TORCH),cpu)
 IMAGE = fl-privacy:$(FLAVOUR)
 ENGINE = lines=$$(scripts/engine.sh) && eval "$$lines"
 
-.PHONY: help install demo test bench lint proto schema lock wheelhouse image bundle clean
+.PHONY: help install demo test bench lint proto schema lock wheelhouse image bundle compose-test clean
 
 help:
 	@echo "make install   set up .venv"
@@ -31,6 +31,7 @@ help:
 	@echo "make lock      resolve pyproject.toml anew into requirements.lock"
 	@echo "make wheelhouse  load the wheels for an image without network into wheelhouse/"
 	@echo "make image     build the image fl-privacy:cpu, or :cuda with TORCH=cuda"
+	@echo "make compose-test  the federation in containers, from nothing"
 	@echo "make bundle    pack wheels, image and bill of materials for a site without network"
 	@echo "make clean     remove .venv and everything generated; keeps runs/ and wheelhouse/"
 
@@ -63,8 +64,13 @@ lock: install
 wheelhouse: install
 	@$(RUN) python scripts/wheelhouse.py --torch "$(TORCH)" --arch "$(ARCH)"
 
+# Containers run as another user than yours: runs/ is opened to them.
 image:
+	@mkdir -p runs && chmod a+rwx runs
 	@$(ENGINE) && docker build --build-arg TORCH=$(FLAVOUR) --tag $(IMAGE) .
+
+compose-test: wheelhouse
+	@$(ENGINE) && FL_PRIVACY_CONTAINERS=1 $(RUN) python -m pytest -m containers tests/test_image.py tests/test_compose.py $(ARGS)
 
 # Without an engine the bundle has no image.
 bundle: wheelhouse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fl_privacy.launch import flower
+from fl_privacy.launch import confine, flower
 from fl_privacy.launch.ground import START, Ground, free_port
 
 
@@ -47,5 +47,7 @@ def _start_node(ground: Ground, control: flower.Control, address: str, name: str
     control.register(flower.node_key(folder / "node.key"), name)
     authority = folder / "ca.pem"
     authority.write_bytes(ground.keys("site", name).authority_file.read_bytes())
+    (folder / "tmp").mkdir(exist_ok=True)
     command = flower.supernode(address, authority, folder / "node.key", free_port(), ground.sockets / name)
-    ground.fleet.start(f"supernode-{name}", command, {"FLWR_HOME": str(folder / "flwr")}, confined=True)
+    home = {"FLWR_HOME": str(folder / "flwr"), "TMPDIR": str(folder / "tmp")}
+    ground.fleet.start(f"supernode-{name}", confine.wrapped(command, [], [folder]), home, confined=True)

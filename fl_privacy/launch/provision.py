@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_privacy.config import Address, Federation, Hosts
+from fl_privacy.config import Address, Federation, Hosts, ShardsRoute
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.launch import flower, kit_files
 from fl_privacy.launch.kit import Folder, Kit, Role, middleware_of, parties, write_kit
@@ -77,7 +77,7 @@ def _kit(federation: Federation, hosts: Hosts, role: Role, name: str, choices: C
         hosts=(address.rpartition(":")[0].strip("[]"),) if address else (),
         superlink=hosts.superlink if dials else None,
         middleware=middleware_of(federation) if dials or role == "evaluator" else (),
-        evaluator=hosts.evaluator if role == "server" else None,
+        evaluator=hosts.evaluator if role == "server" and isinstance(federation.route, ShardsRoute) else None,
         metrics=choices.metrics,
         data=choices.data if holds_data else None,
         runs=choices.runs,

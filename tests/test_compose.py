@@ -1,0 +1,323 @@
+"""`docker compose up`: what the files say, and with an engine a federation in containers, some of them killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from containers import ROOT, docker, enabled
+from fl_privacy.config import Federation
+from fl_privacy.errors import ConfigError
+from fl_privacy.launch import compose
+
+FILE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, Any] = FILE["services"]
+README = (ROOT / "README.md").read_text()
+PROJECT = f"fl-privacy-test-{os.getpid()}"
+PATIENCE = 420
+SITE_MEMORY = 700e6
+
+GPUS = """
+name: gpus
+sites:
+  - {name: north, device: "cuda:0"}
+  - {name: south, device: "cuda:2"}
+  - {name: west, device: cuda}
+  - {name: east}
+"""
+
+
+class TestFile:
+    def test_all_services_are_locked_down(self) -> None:
+        for name, service in SERVICES.items():
+            assert service["cap_drop"] == ["ALL"], name
+            assert service["security_opt"] == ["no-new-privileges:true"], name
+            assert service["read_only"] is True, name
+            assert "privileged" not in service
+            assert "ports" not in service, "sites open no port, and the middleware is for containers"
+            assert "environment" not in service, "secrets do not belong there, and nothing else is needed"
+
+    def test_the_server_and_the_sites_share_no_network(self) -> None:
+        sites = [service for name, service in SERVICES.items() if "site-" in name]
+        assert len(sites) == 10
+        assert all(site["networks"] == ["sites"] for site in sites)
+        assert SERVICES["server"]["networks"] == ["core"]
+        assert all(network == {"internal": True} for network in FILE["networks"].values())
+
+    def test_each_kit_is_mounted_by_its_own_role_alone(self) -> None:
+        for name, service in SERVICES.items():
+            kits = [volume for volume in service["volumes"] if volume.startswith("kit-")]
+            if name != "init":
+                assert kits == [f"kit-{name.removeprefix('gpu-')}:/kit"], name
+        writers = [name for name, service in SERVICES.items() if "done:/done" in service["volumes"]]
+        assert sorted(writers) == ["init", "server"]
+
+    def test_every_gpu_site_has_one_gpu_by_a_variable_of_its_own(self) -> None:
+        for number in range(5):
+            devices = SERVICES[f"gpu-site-{number}"]["deploy"]["resources"]["reservations"]["devices"]
+            assert devices == [
+                {"driver": "nvidia", "device_ids": [f"${{SITE_{number}_GPU:-0}}"], "capabilities": ["gpu"]}
+            ]
+
+    @pytest.mark.parametrize("config", ["quickstart", "shards"])
+    def test_the_engine_generates_the_same_services(self, config: str) -> None:
+        federation = Federation.load(ROOT / "configs" / f"{config}.yaml")
+        made = compose.document(federation, Path("/f.yaml"), "fl-privacy:${TORCH:-cpu}", "a-run")
+        for name, service in made["services"].items():
+            ours = SERVICES[name]
+            for key in (
+                "cap_drop",
+                "security_opt",
+                "read_only",
+                "tmpfs",
+                "init",
+                "restart",
+                "networks",
+                "network_mode",
+            ):
+                assert service.get(key) == ours.get(key), (name, key)
+            assert set(service.get("depends_on", ())) <= set(ours.get("depends_on", ())), name
+            # The generated file mounts no data that it was not given, and takes the run out of the container itself.
+            assert set(service["volumes"][3:] if name == "init" else service["volumes"]) <= set(ours["volumes"]), name
+
+    def test_a_federation_that_does_not_fit_is_told_what_does(self, tmp_path: Path) -> None:
+        for name in ("superlink", "server", "shuffler", "site-0", "site-1"):
+            (tmp_path / name).mkdir()
+        federation = Federation.load(ROOT / "configs" / "quickstart.yaml")
+        with pytest.raises(ConfigError, match="--engine compose, which fits any"):
+            compose.mounted(federation, tmp_path)
+
+    def test_roles_without_use_stand_by(self, tmp_path: Path) -> None:
+        for name, service in SERVICES.items():
+            if name not in ("init",) and not name.startswith("gpu-"):
+                assert service
+                (tmp_path / name).mkdir()
+        federation = Federation.load(ROOT / "configs" / "quickstart.yaml")
+        roles = compose.mounted(federation, tmp_path)
+        assert ("aggregator", "aggregator-2") in roles
+        assert len(roles) == 12
+
+    def test_the_readme_has_the_command_that_is_run_here(self) -> None:
+        section = README.split("## In containers")[1].split("##")[0]
+        commands = [line.split("#")[0].strip() for line in section.splitlines() if line.startswith("    ")]
+        assert commands == ["make image", "docker compose up"]
+
+
+@dataclass
+class Stack:
+    """`docker compose up`, running."""
+
+    process: subprocess.Popen[str]
+    env: dict[str, str]
+    runs: Path
+
+    def compose(self, *words: str, check: bool = True) -> str:
+        done = subprocess.run(
+            ["docker", "compose", *words], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0 or not check, done.stderr[-2000:]
+        return done.stdout
+
+    def logs(self, service: str) -> str:
+        return self.compose("logs", "--no-color", service)
+
+    def until(self, met: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not met():
+            assert time.monotonic() < end, f"{what}\n{self.logs('server')[-3000:]}"
+            assert self.process.poll() is None, f"{what}: it is over\n{self.logs('server')[-3000:]}"
+            time.sleep(1)
+
+    def crash(self, service: str) -> None:
+        """As a fault would: all its processes die at once, and nobody asked for it."""
+        self.compose("exec", "-T", service, "sh", "-c", "kill -9 -1", check=False)
+
+    def python(self, service: str, code: str) -> subprocess.CompletedProcess[str]:
+        command = ["docker", "compose", "exec", "-T", service, "python", "-c", code]
+        return subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    environment = enabled()
+    if not list((ROOT / "wheelhouse").glob("*.whl")):
+        pytest.skip("wheelhouse/ is empty: run `make wheelhouse`")
+    done = subprocess.run(["make", "image"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    runs = tmp_path_factory.mktemp("runs")
+    runs.chmod(0o777)
+    for above in runs.parents:
+        if above.owner() == runs.owner() and above != Path("/") and not above.stat().st_mode & 0o001:
+            above.chmod(above.stat().st_mode | 0o011)
+    env = {**environment, "COMPOSE_PROJECT_NAME": PROJECT, "RUNS_DIR": str(runs)}
+    with (runs.parent / "up.log").open("w") as log:
+        process = subprocess.Popen(["docker", "compose", "up"], cwd=ROOT, env=env, stdout=log, stderr=log, text=True)
+    made = Stack(process, env, runs)
+    try:
+        yield made
+    finally:
+        made.compose("down", "--volumes", "--timeout", "5", check=False)
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(1500)
+class TestUp:
+    """One run, in the order of these tests; a site and the shuffler are killed in the middle of it."""
+
+    def test_it_comes_up_as_it_should(self, stack: Stack) -> None:
+        stack.until(lambda: "round   1" in stack.logs("server"), "the first round")
+        for line in stack.compose("ps", "--format", "json").splitlines():
+            found = json.loads(docker("inspect", json.loads(line)["ID"]).stdout)[0]
+            host = found["HostConfig"]
+            assert found["Config"]["User"] == "10001:10001"
+            assert host["CapDrop"] == ["ALL"]
+            assert host["ReadonlyRootfs"]
+            assert "no-new-privileges:true" in host["SecurityOpt"]
+            assert not host["PortBindings"]
+            assert not [e for e in found["Config"]["Env"] if re.search("SECRET|KEY|TOKEN|PASS", e.split("=")[0])]
+
+    def test_the_server_cannot_reach_a_site(self, stack: Stack) -> None:
+        site = json.loads(stack.compose("ps", "--format", "json", "site-0").splitlines()[0])["ID"]
+        networks = json.loads(docker("inspect", site).stdout)[0]["NetworkSettings"]["Networks"]
+        (address,) = [network["IPAddress"] for network in networks.values()]
+        reach = (
+            "import socket, sys\nfor port in (22, 9092, 9093, 9094, 9464):\n"
+            f"    s = socket.socket(); s.settimeout(1)\n    print(s.connect_ex(({address!r}, port)))"
+        )
+        done = stack.python("server", reach)
+        codes = [int(code) for code in done.stdout.split()]
+        assert len(codes) == 5
+        assert 0 not in codes
+        # Not refused by the site: there is no way to it.
+        assert set(codes) <= {11, 101, 113, 115, 110}, codes
+        assert stack.python("server", "import socket; socket.gethostbyname('site-0')").returncode != 0
+
+    def test_a_site_is_small(self, stack: Stack) -> None:
+        total = (
+            "import glob\nprint(sum(int(l.split()[1]) * 1024 for p in glob.glob('/proc/[0-9]*/smaps_rollup') "
+            "for l in open(p) if l.startswith('Pss:')))"
+        )
+        assert int(stack.python("site-4", total).stdout) < SITE_MEMORY
+
+    def test_it_completes_though_a_site_and_the_shuffler_are_killed(self, stack: Stack) -> None:
+        stack.crash("site-2")
+        stack.crash("shuffler")
+        assert stack.process.wait(PATIENCE) == 0
+        printed = stack.logs("server")
+        found = re.search(r"final accuracy (\d\.\d+) after 5 rounds", printed)
+        assert found is not None, printed[-3000:]
+        assert float(found[1]) >= 0.9
+        for line in stack.compose("ps", "--all", "--format", "json").splitlines():
+            assert json.loads(line)["ExitCode"] == 0, line
+
+    def test_the_run_is_on_the_host_and_verifies(self, stack: Stack) -> None:
+        (run,) = stack.runs.glob("quickstart-*")
+        command = [sys.executable, "-m", "fl_privacy", "transcript", "verify", str(run)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_no_log_has_a_key(self, stack: Stack) -> None:
+        told = stack.compose("logs", "--no-color")
+        assert "PRIVATE KEY" not in told
+        mounted = ("--entrypoint", "cat", "--volume", f"{PROJECT}_kit-server:/kit", "fl-privacy:cpu")
+        secret = docker("run", "--rm", *mounted, "/kit/secret").stdout.strip()
+        assert len(secret) > 20
+        assert secret not in told
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(900)
+def test_the_engine_runs_shards_and_survives_a_killed_aggregator(stack: Stack, tmp_path: Path) -> None:
+    text = (ROOT / "configs" / "shards.yaml").read_text().replace("name: shards", f"name: shards-{os.getpid()}")
+    config = tmp_path / "shards.yaml"
+    config.write_text(
+        text.replace("rounds: 5\n", "rounds: 12\n", 1).replace("rounds_per_message: 5", "rounds_per_message: 2")
+    )
+    project = f"fl-privacy-shards-{os.getpid()}"
+    command = [
+        sys.executable,
+        "-m",
+        "fl_privacy",
+        "up",
+        str(config),
+        "--engine",
+        "compose",
+        "--runs-dir",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen([*command, "--json"], cwd=ROOT, env=stack.env, stdout=subprocess.PIPE, text=True)
+    try:
+        name, end = f"{project}-aggregator-1-1", time.monotonic() + PATIENCE
+        while "round   2" not in docker("logs", f"{project}-server-1", check=False).stdout:
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(1)
+        docker("exec", name, "sh", "-c", "kill -9 -1", check=False)
+        printed, _ = process.communicate(timeout=PATIENCE)
+        result = json.loads(printed.splitlines()[-1])
+        assert (result["status"], result["rounds"]) == ("completed", 12)
+        assert Path(result["path"], "manifest.json").exists()
+        assert not docker("ps", "--all", "--quiet", "--filter", f"name={project}").stdout
+    finally:
+        process.terminate()
+        process.wait(60)
+        for volume in docker("volume", "ls", "--quiet", "--filter", f"name={project}").stdout.split():
+            docker("volume", "rm", "--force", volume)
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(300)
+def test_every_site_is_given_the_gpu_of_the_config(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fl_privacy.launch.containers import Project
+
+    for key, value in stack.env.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.delenv("COMPOSE_PROJECT_NAME")
+    docker("tag", "fl-privacy:cpu", "fl-privacy:cuda")
+    project = Project(Federation.parse(GPUS), "gpus-run", tmp_path, None)
+    try:
+        project.compose("create", "--no-build")
+        asked = {name: found.attrs["HostConfig"]["DeviceRequests"] for name, found in project.containers().items()}
+        for name, gpu in {"north": "0", "south": "2", "west": "0"}.items():
+            (request,) = asked[name]
+            assert request["Driver"] == "nvidia"
+            assert request["DeviceIDs"] == [gpu]
+            assert request["Capabilities"] == [["gpu"]]
+        assert not asked["east"]
+        assert not asked["shuffler"]
+    finally:
+        project.compose("down", "--volumes")
+        docker("image", "rm", "fl-privacy:cuda")
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="no docker command")
+def test_without_an_engine_the_error_is_one_line(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "fl_privacy",
+        "up",
+        str(ROOT / "configs" / "quickstart.yaml"),
+        "--engine",
+        "compose",
+    ]
+    env = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/nowhere.sock"}
+    done = subprocess.run([*command, "--runs-dir", str(tmp_path)], capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: docker: no engine answers .*; start Docker, or set DOCKER_HOST\n", done.stderr)
