@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_privacy.config import Federation, ServerRoute, ShardsRoute, ShufflerRoute, schema
@@ -81,6 +81,7 @@ def test_the_route_is_chosen_by_its_kind(kind: str, model: type) -> None:
     assert isinstance(Federation.parse(f"sites: 5\nroute: {{kind: {kind}}}").route, model)
 
 
+@settings(deadline=None)
 @given(sites=st.integers(3, 40), data=st.data())
 def test_what_is_written_is_read_back_the_same(sites: int, data: st.DataObject) -> None:
     cohort = data.draw(st.integers(3, sites))
