@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from email.utils import formatdate
 
 import h11
 
@@ -133,6 +134,7 @@ class Caller:
             return
         text = str(refused).encode() + b"\n"
         headers = [("content-type", "text/plain"), ("content-length", str(len(text))), ("connection", "close")]
+        headers.append(("date", formatdate(usegmt=True)))  # by which `preflight` compares clocks
         with suppress(Gone, TimeoutError):
             await self.send(h11.Response(status_code=refused.status, headers=headers))
             await self.send(h11.Data(data=b"" if self._head_only else text))
