@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import socket
-import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,23 +15,14 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
+from fl_privacy.launch.finding import Check
+from fl_privacy.launch.reach import peer
 from fl_privacy.tasks.catalog import CATALOG
 from fl_privacy.theory.cost import FLOAT
 from fl_privacy.wire.identity import Identity, Keyring
 
 FLOWER = "1.41.0"
 SPARE_DISK = 200 * 2**20
-WAIT = 2.0
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding; `fix` is empty where all is well."""
-
-    name: str
-    ok: bool
-    detail: str
-    fix: str = ""
 
 
 def run(
@@ -167,47 +156,3 @@ def _holds(name: str, test: Callable[[], None], good: str, bad: str, fix: str) -
     except (ValueError, TypeError, InvalidSignature):
         return Check(name, False, bad, fix)
     return Check(name, True, good)
-
-
-HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-
-
-def peer(address: str, keys: Keyring) -> Check:
-    """Whether a gRPC server there and we take each other's certificates."""
-    return dialogue(address, keys, HTTP2, "h2")[0]
-
-
-def dialogue(address: str, keys: Keyring, greeting: bytes, protocol: str) -> tuple[Check, bytes]:
-    """A real handshake, and the beginning of the answer: gRPC says only UNAVAILABLE, TLS itself says why."""
-    context = ssl.create_default_context(cafile=str(keys.authority_file))
-    try:
-        answer = greet(address, keys, greeting, protocol, context)
-    except ssl.SSLCertVerificationError as error:
-        return Check("peer", False, f"{address}: its certificate is refused here: {error.verify_message}",
-                     "check that both have the same ca.pem, and the name and date of its certificate"), b""  # fmt: skip
-    except (ssl.SSLError, ConnectionResetError, BrokenPipeError) as error:
-        # Its own certificate was in order. Many servers hang up without saying what they have against ours.
-        why = getattr(error, "reason", None) or "it hung up after the handshake"
-        return Check("peer", False, f"{address}: refused our certificate: {why}",
-                     "have our certificate issued anew by the federation's authority"), b""  # fmt: skip
-    except (OSError, ValueError) as error:
-        return Check("peer", False, f"{address}: {error}", "start it, or correct host, port or firewall"), b""
-    return Check("peer", True, f"{address}: mutual TLS works"), answer
-
-
-def greet(address: str, keys: Keyring, greeting: bytes, protocol: str, context: ssl.SSLContext) -> bytes:
-    """Say something over mutual TLS; in TLS 1.3 the peer judges our certificate after our side of the handshake."""
-    host, _, number = address.rpartition(":")
-    host = host.strip("[]")
-    context.load_cert_chain(keys.certificate_file, keys.key_file)
-    context.set_alpn_protocols([protocol])
-    with (
-        socket.create_connection((host, int(number)), WAIT) as plain,
-        context.wrap_socket(plain, server_hostname=host) as secure,
-    ):
-        secure.settimeout(WAIT)
-        secure.sendall(greeting)
-        answer = secure.recv(4096)
-        if not answer:
-            raise ConnectionResetError
-        return answer

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,35 +18,64 @@ from cryptography import x509
 from fl_privacy.config import Address
 from fl_privacy.errors import FederationError
 from fl_privacy.launch import confine, preflight
+from fl_privacy.launch.finding import Check
 from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.preflight import Check
+from fl_privacy.launch.reach import Way, dialogue, greet, peer
 from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.wire.dial import Unreachable
 from fl_privacy.wire.identity import Identity
 
+Test = Callable[[], Iterable[Check]]
+
 SKEW = 60.0
+LONGEST = 2.2  # seconds to wait for a peer
 SOON = dt.timedelta(days=7)
 LONGEST_SOCKET = 100
 GREETING = b"GET / HTTP/1.1\r\nHost: gate\r\n\r\n"
 
 
 def run(folder: Folder, reach: bool = True) -> list[Check]:
-    """All checks; none stops another. Without `reach` only those of this machine."""
+    """All checks at once; none stops another. Without `reach` only those of this machine."""
     kit = folder.kit
-    checks: list[Callable[[], Iterable[Check]]] = [
-        lambda: [preflight.flower_version()],
-        lambda: [_room(folder)],
-        lambda: _certificates(folder),
-        lambda: _listening(folder),
-        lambda: _data(folder),
-        lambda: _device(folder),
-        lambda: _site(folder),
+    here: list[tuple[str, Test]] = [
+        ("flower", lambda: [preflight.flower_version()]),
+        ("disk", lambda: [_room(folder)]),
+        ("certificate", lambda: _certificates(folder)),
+        ("port", lambda: _listening(folder)),
+        ("data", lambda: _data(folder)),
+        ("device", lambda: _device(folder)),
+        ("site", lambda: _site(folder)),
     ]
+    there: list[tuple[str, Test]] = []
     if reach:
         if kit.superlink:
-            checks.append(lambda: _gate(folder))
-        checks += [lambda address=address: [_peer(folder, address)] for address in _dialled(folder)]  # type: ignore[misc]
-    with ThreadPoolExecutor(len(checks)) as pool:
-        return [check for found in pool.map(lambda test: list(test()), checks) for check in found]
+            there.append((kit.superlink, lambda: _gate(folder)))
+        there += [(address, lambda address=address: [_peer(folder, address)]) for address in _dialled(folder)]  # type: ignore[misc]
+    asked = [_Asked(*test) for test in there]
+    done = [check for test in here for check in _Asked(*test).wait()]
+    until = time.monotonic() + LONGEST
+    return done + [check for one in asked for check in one.wait(max(0.0, until - time.monotonic()))]
+
+
+class _Asked:
+    """A test in a thread of its own, which nobody waits for when its time is over: a name server may not answer."""
+
+    def __init__(self, what: str, test: Test) -> None:
+        self._what, self._test = what, test
+        late = "is there a name server, and a way to it?"
+        self._found = [Check("peer", False, f"{what}: no answer in {LONGEST:g} s", late)]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = list(self._test())
+        except (OSError, ValueError) as error:
+            self._found = [Check("check", False, f"{self._what}: {error}", "mend the file or device that it names")]
+
+    def wait(self, seconds: float | None = None) -> list[Check]:
+        self._thread.join(seconds)
+        return self._found
 
 
 def _room(folder: Folder) -> Check:
@@ -75,9 +106,9 @@ def _certificates(folder: Folder) -> list[Check]:
 
 def _listening(folder: Folder) -> list[Check]:
     """Free ports; a role that is already up has its own."""
-    if folder.kit.listen is None or (folder.run / "healthy").exists():
+    if (folder.run / "healthy").exists():
         return []
-    return [preflight.port(folder.kit.listen)]
+    return [preflight.port(address) for address in (folder.kit.listen, folder.kit.metrics) if address is not None]
 
 
 def _dialled(folder: Folder) -> list[Address]:
@@ -86,19 +117,8 @@ def _dialled(folder: Folder) -> list[Address]:
 
 
 def _peer(folder: Folder, address: Address) -> Check:
-    if kit_proxy := folder.kit.proxy:
-        return _proxied(kit_proxy, address)
-    return _named(address) or preflight.peer(address, folder.keys)
-
-
-def _proxied(proxy: str, address: Address) -> Check:
-    """Only the proxy's own port can be tried from here; what lies behind it shows when the role starts."""
-    host, _, port = proxy.removeprefix("http://").rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), preflight.WAIT):
-            return Check("peer", True, f"{address}: by the proxy {proxy}, which answers")
-    except OSError as error:
-        return Check("peer", False, f"{address}: the proxy {proxy}: {error}", "correct `proxy` in kit.yaml")
+    proxy = folder.kit.proxy
+    return (None if proxy else _named(address)) or peer(address, folder.keys, proxy)
 
 
 def _named(address: Address) -> Check | None:
@@ -115,22 +135,23 @@ def _named(address: Address) -> Check | None:
 def _gate(folder: Folder) -> list[Check]:
     """Reach the SuperLink's gate, and compare clocks by the date it answers with."""
     assert folder.kit.superlink is not None
-    if folder.kit.proxy:
-        return [_proxied(folder.kit.proxy, folder.kit.superlink)]
-    if unknown := _named(folder.kit.superlink):
+    way = Way(folder.kit.superlink, folder.kit.proxy)
+    if not way.proxy and (unknown := _named(way.address)):
         return [unknown]
-    found, answer = preflight.dialogue(folder.kit.superlink, folder.keys, GREETING, "http/1.1")
-    return [found, *_clock(answer or _unchecked(folder))]
+    found, answer = dialogue(way, folder.keys, GREETING, "http/1.1")
+    if not found.ok and "certificate" in found.detail:
+        answer = _unchecked(folder, way)
+    return [found, *_clock(answer)]
 
 
-def _unchecked(folder: Folder) -> bytes:
+def _unchecked(folder: Folder, way: Way) -> bytes:
     """What the gate answers whoever it is: a wrong clock makes good certificates look bad, and its date tells."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    assert folder.kit.superlink is not None
     try:
-        return preflight.greet(folder.kit.superlink, folder.keys, GREETING, "http/1.1", context)
-    except (OSError, ValueError):
+        context.load_cert_chain(folder.keys.certificate_file, folder.keys.key_file)
+        return greet(way, GREETING, "http/1.1", context)
+    except (OSError, ValueError, Unreachable):
         return b""
 
 
@@ -138,7 +159,11 @@ def _clock(answer: bytes) -> list[Check]:
     dates = [line[5:].strip() for line in answer.split(b"\r\n") if line.lower().startswith(b"date:")]
     if not dates:
         return []
-    skew = (dt.datetime.now(dt.UTC) - parsedate_to_datetime(dates[0].decode("ascii", "replace"))).total_seconds()
+    try:
+        there = parsedate_to_datetime(dates[0].decode("ascii", "replace"))
+        skew = (dt.datetime.now(dt.UTC) - there).total_seconds()
+    except (ValueError, TypeError):
+        return []
     detail = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the SuperLink's"
     fix = "" if abs(skew) <= SKEW else "set this machine's clock (systemctl enable --now systemd-timesyncd)"
     return [Check("clock", not fix, detail, fix)]
@@ -152,10 +177,13 @@ def _data(folder: Folder) -> list[Check]:
         return []
     if folder.kit.role == "server" and folder.kit.evaluator:
         return []
+    fix = "set `data` in kit.yaml to the folder that holds the data set"
     try:
-        where = files.folder(folder.at(folder.kit.data), dataset)
+        where = files.folder(folder.at(folder.kit.data), dataset) / dataset
     except FederationError as error:
-        return [Check("data", False, str(error), "set `data` in kit.yaml to the folder that holds the data set")]
+        return [Check("data", False, str(error), fix)]
+    if not os.access(where, os.R_OK | os.X_OK):
+        return [Check("data", False, f"{where}: is not there, or not for this user to read", fix)]
     return [Check("data", True, str(where))]
 
 

@@ -147,19 +147,35 @@ async def _tunnel(sock: socket.socket, target: str) -> None:
     answer = b""
     try:
         async with asyncio.timeout(CONNECT):
-            await loop.sock_sendall(sock, f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
-            while b"\r\n\r\n" not in answer:
+            await loop.sock_sendall(sock, connect_request(target))
+            while not answered(answer):
                 data = await loop.sock_recv(sock, PROXY_BYTES)
-                answer += data
-                if not data or len(answer) > PROXY_BYTES:
+                if not data:
                     raise Unreachable("proxy", "the proxy's answer to CONNECT is no HTTP")
+                answer += data
     except TimeoutError:
         raise Unreachable("proxy", "the proxy did not answer CONNECT in time") from None
     except OSError as error:
         raise Unreachable("proxy", f"the proxy broke off: {error.strerror or error}") from None
+    check_answer(answer, target)
+
+
+def connect_request(target: str) -> bytes:
+    return f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode()
+
+
+def answered(answer: bytes) -> bool:
+    """Whether a proxy's answer is all there."""
+    if len(answer) > PROXY_BYTES:
+        raise Unreachable("proxy", "the proxy's answer to CONNECT is no HTTP")
+    return b"\r\n\r\n" in answer
+
+
+def check_answer(answer: bytes, target: str) -> None:
+    """Raise unless a proxy has made the connection."""
     head, _, rest = answer.partition(b"\r\n\r\n")
     status = _STATUS.fullmatch(head.split(b"\r\n")[0])
+    if status and not status[1].startswith(b"2"):
+        raise Unreachable("proxy", f"the proxy answered {status[1].decode()} to CONNECT {target}; ask its operator")
     if not status or rest:
         raise Unreachable("proxy", "the proxy's answer to CONNECT is no HTTP")
-    if not status[1].startswith(b"2"):
-        raise Unreachable("proxy", f"the proxy answered {status[1].decode()} to CONNECT {target}; ask its operator")
