@@ -53,11 +53,7 @@ class Folder:
     def open(cls, path: Path, device: str | None = None) -> Folder:
         """Read it; `device` goes before the kit's own."""
         path = path.resolve()
-        file = path / "kit.yaml"
-        if not file.is_file():
-            raise ConfigError(f"kit {path}: has no kit.yaml; make one with fl-privacy provision")
-        values = mapping(text_of(file, "kit"), str(file), PAGE)
-        kit = validated(Kit, {**values, "device": device} if device else values, str(file))
+        kit = read_kit(path, device)
         federation = Federation.load(path / "federation.yaml")
         if (federation.name, federation.digest) != (kit.federation, kit.digest):
             raise ConfigError(
@@ -147,6 +143,14 @@ def middleware_of(federation: Federation) -> tuple[Address, ...]:
         assert hosts.shuffler is not None
         return (hosts.shuffler,)
     return hosts.aggregators
+
+
+def read_kit(path: Path, device: str | None = None) -> Kit:
+    file = path / "kit.yaml"
+    if not file.is_file():
+        raise ConfigError(f"kit {path}: has no kit.yaml; make one with fl-privacy provision")
+    values = mapping(text_of(file, "kit"), str(file), PAGE)
+    return validated(Kit, {**values, "device": device} if device else values, str(file))
 
 
 def write_kit(path: Path, kit: Kit) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 from fl_privacy.config import Address, Federation, Hosts, ShardsRoute
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.launch import flower, kit_files
-from fl_privacy.launch.kit import Folder, Kit, Role, middleware_of, parties, write_kit
+from fl_privacy.launch.kit import Folder, Kit, Role, middleware_of, parties, read_kit, write_kit
 from fl_privacy.launch.pki import Authority, write_secret
 
 EVERYWHERE = "0.0.0.0"
 METRICS = "127.0.0.1:9464"
+OWN = ("proxy", "device", "data", "policy")
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,16 @@ def provision(
     try:
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
         secret = _shared_secret(out)
+        for _, name in wanted:
+            _check_trust(out / name, authority)
         for role, name in wanted:
             folder = out / name
-            kit = _kit(federation, federation.hosts, role, name, chosen)
+            kit = _with_own(folder, _kit(federation, federation.hosts, role, name, chosen))
             _write(folder, kit, federation)
             if role in ("superlink", "server"):
                 write_secret(folder / "secret", secret)
             if authority is not None:
-                _trust(folder, authority)
+                (folder / "keys" / "ca.pem").write_bytes(authority.pem)
             if sign and authority is not None:
                 _sign(Folder.open(folder), authority)
             made.append(folder)
@@ -84,6 +87,17 @@ def _kit(federation: Federation, hosts: Hosts, role: Role, name: str, choices: C
     )
 
 
+def _with_own(folder: Path, kit: Kit) -> Kit:
+    """What the machine's owner has set in a kit that is there already; a policy above all must not get lost."""
+    if not (folder / "kit.yaml").exists():
+        return kit
+    old = read_kit(folder)
+    if (old.federation, old.role, old.name) != (kit.federation, kit.role, kit.name):
+        raise LaunchError(f"kit {folder}: is of {old.role} {old.name} of {old.federation!r}; choose another --out")
+    given = {name: getattr(old, name) for name in OWN if getattr(kit, name) is None}
+    return kit.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
 def _address(hosts: Hosts, role: Role, name: str) -> Address | None:
     if role == "aggregator":
         index = int(name.rpartition("-")[2])
@@ -110,12 +124,11 @@ def _shared_secret(out: Path) -> bytes:
     return secrets.token_hex(32).encode()
 
 
-def _trust(folder: Path, authority: Authority) -> None:
+def _check_trust(folder: Path, authority: Authority | None) -> None:
     """A kit knows its authority from the start; a different one is never put in its place."""
     file = folder / "keys" / "ca.pem"
-    if file.exists() and file.read_bytes() != authority.pem:
+    if authority is not None and file.exists() and file.read_bytes() != authority.pem:
         raise LaunchError(f"kit {folder}: trusts another authority; use that one's --pki, or another --out")
-    file.write_bytes(authority.pem)
 
 
 def _sign(folder: Folder, authority: Authority) -> None:
