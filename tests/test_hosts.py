@@ -1,0 +1,402 @@
+"""A federation between machines: namespaces with own addresses, enrolled by hand, with all that happens to real ones.
+
+The tests share one federation. Each looks at what is under way, and a run that has ended is followed by the next.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from commands import cli, json_of
+from fl_privacy.launch.kit import Folder
+from fl_privacy.launch.pki import Authority, load_key, write_public
+from fl_privacy.wire.identity import Identity
+from helpers import Keys, eventually
+from netns import Host, Network, connects, network
+
+PROGRAM = Path(sys.executable).with_name("fl-privacy")
+PROXY = Path(__file__).with_name("connect_proxy.py")
+SITES = ("site-0", "site-1", "site-2", "site-3")
+CONFIG = """
+name: hosts
+sites: 4
+rounds: 8
+quorum: 2
+deadline: 20
+task: {train: {epochs: 1}}
+route: {kind: shuffler, n_min: 2}
+hosts: {superlink: "superlink.test:9443", shuffler: "shuffler.test:9444"}
+"""
+NAMES = {"superlink.test": "10.77.0.2", "shuffler.test": "10.77.0.3"}
+UP = 120.0
+LONG = 240.0
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass
+class Machines:
+    """The federation: a host and a kit for every party, and an authority that is on no network."""
+
+    net: Network
+    folder: Path
+    serving: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    training: subprocess.Popen[bytes] | None = None
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "ca"
+
+    @property
+    def parties(self) -> list[str]:
+        return ["superlink", "shuffler", "server", *SITES]
+
+    def kit(self, name: str) -> Path:
+        return self.folder / "kits" / name
+
+    def host(self, name: str) -> Host:
+        return self.net.hosts[name]
+
+    def cli(self, name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """On a party's own machine."""
+        return self.host(name).run(PROGRAM, *arguments)
+
+    def each(self, names: list[str], *arguments: str) -> dict[str, Any]:
+        """The same command with `--json` about its own kit on several machines."""
+
+        def one(name: str) -> Any:
+            words = [word.format(kit=self.kit(name), name=name) for word in arguments]
+            done = self.cli(name, *words, "--json")
+            assert done.stdout, f"{name}: {done.stderr}"
+            return json_of(done)
+
+        with ThreadPoolExecutor(3) as pool:
+            return dict(zip(names, pool.map(one, names), strict=True))
+
+    def enrol(self) -> None:
+        """Keys are made on each machine; requests and answers alone travel."""
+        self.each(self.parties, "pki", "request", "{kit}")
+        done = cli("pki", "sign", self.authority, *(self.kit(n) / f"{n}.request.json" for n in self.parties))
+        assert done.returncode == 0, done.stderr
+        self.each(self.parties, "pki", "install", "{kit}", "{kit}/{name}.signed.json")
+        for name in SITES:
+            done = self.cli(
+                "superlink", "pki", "install", self.kit("superlink"), self.kit(name) / f"{name}.signed.json"
+            )
+            assert done.returncode == 0, done.stderr
+
+    def serve(self, *names: str) -> None:
+        for name in names:
+            with (self.folder / f"{name}.out").open("ab") as output:
+                self.serving[name] = self.host(name).start(PROGRAM, "serve", self.kit(name), output=output)  # type: ignore[arg-type]
+        for name in names:
+            eventually(lambda name=name: self._up(name), UP)  # type: ignore[misc]
+
+    def _up(self, name: str) -> bool:
+        assert self.serving[name].poll() is None, (self.folder / f"{name}.out").read_text()
+        return (self.kit(name) / "run" / "healthy").exists()
+
+    def train(self) -> None:
+        """See that a run is under way; what has ended must have ended well."""
+        if self.training is not None and self.training.poll() is None:
+            return
+        if self.training is not None:
+            self.results.append(self._result())
+        with (self.folder / "train.out").open("wb") as output:
+            command = (PROGRAM, "train", self.kit("server"), "--json")
+            self.training = self.host("server").start(*command, output=output)  # type: ignore[arg-type]
+
+    def _result(self) -> dict[str, Any]:
+        text = (self.folder / "train.out").read_text()
+        assert self.training is not None
+        assert self.training.returncode == 0, text
+        return dict(json.loads(text.strip().splitlines()[-1]))
+
+    def finish(self) -> dict[str, Any]:
+        """The end of the run that is under way."""
+        self.train()
+        assert self.training is not None
+        self.training.wait(LONG)
+        found = self._result()
+        self.training = None
+        return found
+
+    def until(self, holds: Callable[[], bool], timeout: float = LONG) -> None:
+        """Runs go on until it holds."""
+
+        def step() -> bool:
+            self.train()
+            time.sleep(0.1)
+            return holds()
+
+        eventually(step, timeout)
+
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """From a role's own record."""
+        path = self.kit(name) / "logs" / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [found for line in lines if (found := json.loads(line))["event"] == event]
+
+    def uploads(self, site: str) -> int:
+        return len(self.events(site, "uploaded"))
+
+    def released(self) -> int:
+        """Rounds that the shuffler let out."""
+        return len(self.events("shuffler", "released"))
+
+    def takes_part(self, site: str) -> None:
+        """From now on it does, once at least."""
+        before = self.uploads(site)
+        self.until(lambda: self.uploads(site) > before)
+
+    def pids(self, name: str) -> dict[str, int]:
+        try:
+            return dict(json.loads((self.kit(name) / "run" / "pids.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def serial(self, address: str, port: int) -> int:
+        """Of the certificate that a machine shows to whoever dials it."""
+        code = "import ssl, sys; print(ssl.get_server_certificate((sys.argv[1], int(sys.argv[2]))))"
+        shown = self.host("server").python(code, address, str(port)).stdout
+        return x509.load_pem_x509_certificate(shown.encode()).serial_number
+
+    def own_serial(self, name: str) -> int:
+        return x509.load_pem_x509_certificate((self.kit(name) / "keys" / "cert.pem").read_bytes()).serial_number
+
+
+def left(kit: Path) -> list[str]:
+    """Processes that have a kit on their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if f"{kit}/" in f"{line}/" and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(line)
+    return found
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """All enrolled; the SuperLink and the shuffler are up."""
+    folder = tmp_path_factory.mktemp("hosts")
+    with network() as net:
+        for name, address in (("superlink", "10.77.0.2"), ("shuffler", "10.77.0.3"), ("server", "10.77.0.4")):
+            net.names(net.host(name, wide=address), NAMES)
+        for number, name in enumerate(("site-0", "site-1", "site-3")):
+            net.names(net.host(name, wide=f"10.77.0.{10 + number}"), NAMES)
+        # A site that sees its proxy alone, and knows no names: the proxy does.
+        net.names(net.host("site-2", clinic="10.77.1.2"), {})
+        net.names(net.host("proxy", wide="10.77.0.5", clinic="10.77.1.1"), NAMES)
+        made = Machines(net, folder)
+        (folder / "federation.yaml").write_text(CONFIG)
+        assert cli("pki", "init", made.authority, "--federation", "hosts").returncode == 0
+        done = cli("provision", folder / "federation.yaml", "--out", folder / "kits", "--pki", made.authority)
+        assert done.returncode == 0, done.stderr
+        with (made.kit("site-2") / "kit.yaml").open("a") as file:
+            file.write("proxy: http://10.77.1.1:3128\n")
+        with (folder / "proxy.out").open("wb") as output:
+            net.hosts["proxy"].start(sys.executable, PROXY, "10.77.1.1", "3128", output=output)  # type: ignore[arg-type]
+        made.enrol()
+        made.serve("superlink", "shuffler")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def running(machines: Machines) -> Machines:
+    """Three sites are up, and runs go on."""
+    machines.serve("site-0", "site-1", "site-2")
+    machines.train()
+    return machines
+
+
+def test_every_machine_passes_preflight(machines: Machines) -> None:
+    for name, found in machines.each(machines.parties, "preflight", "{kit}").items():
+        assert found["ok"], f"{name}: {[check for check in found['checks'] if not check['ok']]}"
+        names = {check["name"] for check in found["checks"]}
+        if name in ("server", "site-0", "site-2"):
+            assert {"clock", "peer", "certificate", "disk", "flower"} <= names
+
+
+def test_a_certificate_that_expired_or_is_foreign_is_refused(machines: Machines, tmp_path: Path) -> None:
+    ours = Keys(machines.folder / "test", "hosts")
+    foreign = ours.of("site", "site-3")
+    object.__setattr__(ours, "authority", Authority.load(machines.authority))
+    expired = ours.expired("site", "site-3")
+    for name, keys, reason in (("expired", expired, "expired"), ("foreign", foreign, "not signed by ca.pem")):
+        kit = tmp_path / name
+        shutil.copytree(machines.kit("site-3"), kit)
+        for file in ("key.pem", "cert.pem"):
+            shutil.copy(keys.folder / file, kit / "keys" / file)
+        done = machines.cli("site-3", "preflight", kit, "--json")
+        assert done.returncode == 2
+        failed = [check for check in json_of(done)["checks"] if not check["ok"]]
+        assert any(reason in check["detail"] for check in failed)
+        refused = [check["detail"] for check in failed if check["name"] == "peer"]
+        assert len(refused) == 2, failed
+        assert all("refused our certificate" in detail for detail in refused)
+    said = (machines.kit("superlink") / "logs" / "gate.log").read_text()
+    assert "certificate has expired" in said
+    assert "unable to get local issuer certificate" in said or "certificate signature failure" in said
+
+
+def test_a_site_opens_no_port_and_nobody_can_call_it(running: Machines) -> None:
+    server = running.host("server")
+    assert connects(server, NAMES["shuffler.test"], 9444)
+    for name in ("site-0", "site-1", "site-2"):
+        host = running.host(name)
+        listening = host.listening()
+        assert listening  # the SuperNode, the relay and the metrics, for this machine alone
+        assert all(address.startswith("127.") for address in listening), f"{name}: {listening}"
+        for port in {int(address.rpartition(":")[2]) for address in listening}:
+            assert not connects(server, host.address, port)
+
+
+def test_a_site_behind_a_firewall_and_one_behind_a_proxy_take_part(running: Machines) -> None:
+    running.host("site-0").close_to_the_outside()
+    running.takes_part("site-0")
+    inside = running.host("site-2")
+    assert not connects(inside, NAMES["superlink.test"], 9443)
+    assert not connects(inside, NAMES["shuffler.test"], 9444)
+    running.takes_part("site-2")
+    asked = set((running.folder / "proxy.out").read_text().split())
+    assert asked == {"listening", "superlink.test:9443", "shuffler.test:9444"}
+
+
+def test_a_late_site_started_in_the_background_takes_part(running: Machines) -> None:
+    running.until(lambda: running.released() > 0)
+    kit = running.kit("site-3")
+    down = running.cli("site-3", "site", "status", kit, "--json")
+    assert (down.returncode, json_of(down)["state"]) == (1, "down")
+    started = running.cli("site-3", "site", "start", kit, "--json")
+    assert started.returncode == 0, started.stderr
+    assert json_of(started)["state"] == "up"
+    assert set(json_of(started)["processes"]) == {"worker", "relay", "supernode"}
+    again = running.cli("site-3", "site", "start", kit)
+    assert (again.returncode, "runs already" in again.stderr) == (2, True)
+    running.takes_part("site-3")
+    found = json_of(running.cli("site-3", "site", "status", kit, "--json"))
+    assert (found["state"], found["site"], found["federation"]) == ("up", "site-3", "hosts")
+
+
+def test_a_site_that_is_cut_off_is_not_waited_for_and_comes_back(running: Machines) -> None:
+    running.takes_part("site-1")
+    running.host("site-1").cut()
+    try:
+        time.sleep(1.0)  # what was on the wire
+        before, uploads = running.released(), running.uploads("site-1")
+        running.until(lambda: running.released() > before)
+        assert running.uploads("site-1") == uploads
+    finally:
+        running.host("site-1").mend()
+    running.takes_part("site-1")
+
+
+def test_killed_processes_of_a_site_come_back(running: Machines) -> None:
+    before = running.pids("site-0")
+    for name in ("supernode", "worker"):
+        os.kill(before[name], signal.SIGKILL)
+
+    def back() -> bool:
+        now = running.pids("site-0")
+        return all(now.get(name, before[name]) != before[name] for name in ("supernode", "worker"))
+
+    running.until(back)
+    running.takes_part("site-0")
+    fallen = {event["process"] for event in running.events("site-0", "fell")}
+    assert fallen >= {"supernode", "worker"}
+
+
+def test_certificates_are_renewed_without_a_restart(running: Machines) -> None:
+    """A site's ends during the run; those of who is dialled are replaced."""
+    before = {name: running.pids(name) for name in ("superlink", "shuffler", "site-0")}
+    folder = Folder.open(running.kit("site-0"))
+    key = load_key(folder.keys.key_file).public_key()
+    short = Authority.load(running.authority).certify(Identity("hosts", "site", "site-0"), key, days=5 / 86_400)  # type: ignore[arg-type]
+    write_public(folder.keys.certificate_file, short.public_bytes(Encoding.PEM))
+    time.sleep(max(0.0, (short.not_valid_after_utc - dt.datetime.now(dt.UTC)).total_seconds() + 1))
+    uploads, released = running.uploads("site-0"), running.released()
+    running.until(lambda: running.released() > released)
+    assert running.uploads("site-0") == uploads
+    names = ["superlink", "shuffler", "site-0"]
+    running.each(names, "pki", "renew", "{kit}")
+    done = cli("pki", "sign", running.authority, *(running.kit(n) / f"{n}.request.json" for n in names), "--days", "1")
+    assert done.returncode == 0, done.stderr
+    running.each(names, "pki", "install", "{kit}", "{kit}/{name}.signed.json")
+    for name, port in (("superlink", 9443), ("shuffler", 9444)):
+        assert running.serial(NAMES[f"{name}.test"], port) == running.own_serial(name)
+    running.takes_part("site-0")
+    assert {name: running.pids(name) for name in before} == before
+
+
+def test_a_revoked_site_is_refused_at_once(running: Machines) -> None:
+    if not left(running.kit("site-3")):
+        assert running.cli("site-3", "site", "start", running.kit("site-3")).returncode == 0
+    done = cli("pki", "revoke", running.authority, "site-3", "--json")
+    assert done.returncode == 0, done.stderr
+    for name in ("superlink", "shuffler"):
+        done = running.cli(name, "pki", "install", running.kit(name), running.authority / "revoked.pem")
+        assert done.returncode == 0, done.stderr
+    uploads, released = running.uploads("site-3"), running.released()
+    failed = [
+        check["detail"]
+        for check in json_of(running.cli("site-3", "preflight", running.kit("site-3"), "--json"))["checks"]
+        if not check["ok"]
+    ]
+    assert len([detail for detail in failed if "refused our certificate" in detail]) == 2, failed
+    running.until(lambda: running.released() > released + 1)
+    assert running.uploads("site-3") <= uploads + 1  # the one that was under way
+    assert "revoked" in (running.kit("superlink") / "logs" / "gate.log").read_text()
+
+
+def test_nothing_is_left_of_a_stopped_site(running: Machines) -> None:
+    kit = running.kit("site-3")
+    if not left(kit):
+        assert running.cli("site-3", "site", "start", kit).returncode == 0
+    stopped = running.cli("site-3", "site", "stop", kit, "--json")
+    assert (stopped.returncode, json_of(stopped)["state"]) == (0, "down")
+    assert left(kit) == []
+    assert running.host("site-3").listening() == []
+
+
+def test_nothing_is_left_of_a_site_that_could_not_start(running: Machines) -> None:
+    kit = running.kit("site-3")
+    running.cli("site-3", "site", "stop", kit)
+    taken = running.host("site-3").start(
+        sys.executable, "-c", "import socket, time; s = socket.create_server(('127.0.0.1', 9464)); time.sleep(300)"
+    )
+    try:
+        eventually(lambda: running.host("site-3").listening() != [], 30)
+        done = running.cli("site-3", "site", "start", kit)
+        assert done.returncode == 2
+        assert "9464" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert left(kit) == []
+        assert json_of(running.cli("site-3", "site", "status", kit, "--json"))["state"] == "down"
+    finally:
+        taken.terminate()
+        taken.wait()
+
+
+def test_the_run_completes_with_what_is_left(running: Machines) -> None:
+    found = running.finish()
+    assert (found["status"], found["rounds"]) == ("completed", 8)
+    assert found["accuracy"] > 0.5
+    checked = running.cli("server", "transcript", "verify", found["path"])
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,0 +1,376 @@
+"""Start kits on one machine: what `provision` writes, and what `preflight` finds wrong with a kit, with its fix."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import resource
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import format_datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from commands import cli, json_of
+from fl_privacy.config import Federation
+from fl_privacy.errors import ConfigError, FederationError, LaunchError
+from fl_privacy.launch import preflight, preflight_kit
+from fl_privacy.launch.kit import Folder
+from fl_privacy.launch.pki import Authority
+from fl_privacy.launch.provision import Choices, provision
+from fl_privacy.wire.identity import Identity, Keyring
+from helpers import Keys
+from netns import quiet
+
+HERE = "127.0.0.1"
+
+
+def federation(sites: int = 3, port: int = 9, **changes: Any) -> Federation:
+    values = {
+        "name": "kits",
+        "sites": sites,
+        "quorum": 2,
+        "route": {"kind": "shuffler", "n_min": 2},
+        "hosts": {"superlink": f"{HERE}:{port}", "shuffler": f"{HERE}:{port}"},
+    }
+    return Federation.model_validate({**values, **changes})
+
+
+def write(folder: Path, made: Federation) -> Path:
+    path = folder / "federation.yaml"
+    path.write_text(made.to_yaml())
+    return path
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.open(tmp_path / "ca")
+
+
+@pytest.fixture
+def site(tmp_path: Path, authority: Authority) -> Path:
+    """A site's kit that is in order, but for peers that are not up."""
+    provision(federation(), tmp_path / "kits", authority, sign=True, choices=Choices(metrics=None))
+    return tmp_path / "kits" / "site-0"
+
+
+def change(kit: Path, **values: Any) -> None:
+    """Edit kit.yaml as its owner would."""
+    path = kit / "kit.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **values}))
+
+
+def failures(kit: Path, reach: bool = False) -> dict[str, str]:
+    """The failed checks and what they say; each has a fix."""
+    found = [check for check in preflight_kit.run(Folder.open(kit), reach) if not check.ok]
+    assert all(check.fix for check in found)
+    return {check.name: check.detail for check in found}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@contextmanager
+def used_less_than(seconds: float) -> Iterator[None]:
+    """Of processor time, which other work on this machine does not lengthen; on a quiet one it is about as long."""
+    before = cpu_of_children()
+    yield
+    assert cpu_of_children() - before < seconds
+
+
+def test_kits_for_twenty_sites_are_there_in_seconds(tmp_path: Path) -> None:
+    config = write(tmp_path, federation(20))
+    with used_less_than(5):
+        done = cli("provision", config, "--out", tmp_path / "kits", "--pki", tmp_path / "ca", "--sign", "--json")
+    assert done.returncode == 0, done.stderr
+    made = [Path(path) for path in json_of(done)["kits"]]
+    assert len(made) == 23
+    for path in made:
+        assert Folder.open(path).keys.certificate_file.exists()
+        assert {"kit.yaml", "federation.yaml", "README.md", "compose.yml"} <= {file.name for file in path.iterdir()}
+        assert (path / f"fl-privacy-{path.name}.service").exists() == (path.name != "server")
+        assert path.stat().st_mode & 0o077 == 0
+    assert len(list((tmp_path / "kits" / "superlink" / "nodes").glob("*.pub"))) == 20
+
+
+def test_a_second_provisioning_changes_nothing(tmp_path: Path, authority: Authority) -> None:
+    made = federation()
+    provision(made, tmp_path / "kits", authority, sign=True)
+    (tmp_path / "kits" / "site-0" / "state" / "ledger.jsonl").write_text("spent\n")
+    before = contents(tmp_path / "kits")
+    provision(made, tmp_path / "kits", authority, sign=True)
+    assert contents(tmp_path / "kits") == before
+
+
+def test_a_joining_site_leaves_the_keys_of_the_others_alone(tmp_path: Path, authority: Authority) -> None:
+    provision(federation(3), tmp_path / "kits", authority, sign=True)
+    before = contents(tmp_path / "kits")
+    provision(federation(4), tmp_path / "kits", authority, sign=True)
+    after = contents(tmp_path / "kits")
+    same = {name for name in before if before[name] == after[name]}
+    assert {name for name in before if "/keys/" in name or "/node/" in name or name.endswith("secret")} <= same
+    assert Folder.open(tmp_path / "kits" / "site-3").keys.certificate_file.exists()
+    assert (tmp_path / "kits" / "superlink" / "nodes" / "site-3.pub").exists()
+
+
+def test_what_a_site_set_in_its_kit_is_kept(site: Path, tmp_path: Path, authority: Authority) -> None:
+    own = {"proxy": "http://proxy.test:3128", "device": "cuda:1", "data": "/srv/data", "policy": "policy.yaml"}
+    change(site, **own)
+    provision(federation(4), tmp_path / "kits", authority, sign=True)
+    kit = Folder.open(site).kit
+    assert {name: str(getattr(kit, name)) for name in own} == own
+    assert len(Folder.open(site).federation.sites) == 4
+
+
+def test_another_authority_is_never_put_in_the_place_of_the_first(tmp_path: Path, authority: Authority) -> None:
+    config = write(tmp_path, federation())
+    provision(federation(), tmp_path / "kits", authority, sign=True)
+    before = contents(tmp_path / "kits")
+    done = cli("provision", config, "--out", tmp_path / "kits", "--pki", tmp_path / "other", "--sign")
+    assert done.returncode == 2
+    assert "another authority" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    kept = contents(tmp_path / "kits")
+    assert {name for name in before if kept[name] != before[name]} == set()
+
+
+def test_provisioning_says_what_it_lacks(tmp_path: Path, authority: Authority) -> None:
+    with pytest.raises(ConfigError, match="hosts: missing"):
+        provision(federation(hosts=None), tmp_path / "kits")
+    with pytest.raises(ConfigError, match="needs --pki"):
+        provision(federation(), tmp_path / "kits", sign=True)
+
+
+def test_a_full_disk_is_named(tmp_path: Path, authority: Authority) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    try:
+        quiet(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)])
+    except (subprocess.CalledProcessError, OSError):
+        pytest.skip("a full disk: no small file system can be mounted here")
+    try:
+        with pytest.raises(LaunchError, match="No space left"):
+            provision(federation(20), small / "kits", authority, sign=True)
+    finally:
+        quiet(["umount", str(small)])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda kit: (kit / "kit.yaml").unlink(), "has no kit.yaml"),
+        (lambda kit: (kit / "kit.yaml").write_bytes(b"\xff\xfe"), "cannot be read"),
+        (lambda kit: (kit / "kit.yaml").write_text("{"), "not YAML"),
+        (lambda kit: (kit / "kit.yaml").write_text("- 1"), "expected keys and values"),
+        (lambda kit: change(kit, role="root"), "role: 'root'"),
+        (lambda kit: change(kit, superlink="http://here/"), "superlink: "),
+        (lambda kit: change(kit, proxy="http://me:word@proxy:1"), "proxy: "),
+        (lambda kit: change(kit, surprise=1), "surprise: unknown key"),
+        (lambda kit: change(kit, name="site-9"), "site 'site-9' is not in federation"),
+        (lambda kit: (kit / "federation.yaml").unlink(), "federation.yaml"),
+        (lambda kit: write(kit, federation(rounds=77)), "is for another federation"),
+        (lambda kit: write(kit, federation(name="other")), "is for another federation"),
+    ],
+)
+def test_a_kit_that_is_not_whole_is_refused_before_anything_starts(
+    site: Path, damage: Callable[[Path], Any], said: str
+) -> None:
+    damage(site)
+    with pytest.raises(FederationError) as caught:
+        Folder.open(site)
+    assert said in str(caught.value)
+
+
+def test_a_good_kit_passes(site: Path) -> None:
+    assert failures(site) == {}
+
+
+def test_a_kit_without_keys_says_how_to_come_by_them(tmp_path: Path) -> None:
+    provision(federation(), tmp_path / "kits")
+    found = failures(tmp_path / "kits" / "site-0", reach=True)
+    assert found["certificate"] == "there is none yet"
+    assert "no key" in found["node"]
+    assert "refused" in found["peer"].lower()  # nobody listens at port 9, certificate or not
+
+
+def test_certificates_that_are_not_this_kits(site: Path, tmp_path: Path, authority: Authority) -> None:
+    keys = Folder.open(site).keys
+    me, other = Identity("kits", "site", "site-0"), Authority.open(tmp_path / "other")
+    good = contents(keys.folder)
+
+    def found(ring: Keyring, *files: str) -> dict[str, str]:
+        for file in files:
+            shutil.copy(ring.folder / file, keys.folder / file)
+        try:
+            return failures(site)
+        finally:
+            for name, data in good.items():
+                (keys.folder / name).write_bytes(data)
+
+    wrong = authority.issue(Identity("kits", "site", "site-1"), tmp_path / "wrong")
+    foreign = other.issue(me, tmp_path / "foreign")
+    elsewhere = authority.issue(Identity("elsewhere", "site", "site-0"), tmp_path / "elsewhere")
+    old = Keys(tmp_path / "old", "kits")
+    old.authority = authority
+    assert "is fl-privacy://kits/site/site-1" in found(wrong, "key.pem", "cert.pem")["identity"]
+    assert "not signed by ca.pem" in found(foreign, "key.pem", "cert.pem")["authority"]
+    assert "elsewhere" in found(elsewhere, "key.pem", "cert.pem")["identity"]
+    assert "expired" in found(old.expired("site", "site-0"), "key.pem", "cert.pem")["certificate"]
+    assert "do not belong together" in found(wrong, "key.pem")["key"]
+    assert failures(site) == {}
+
+
+def test_a_certificate_that_is_damaged_is_a_finding_like_others(site: Path) -> None:
+    (site / "keys" / "cert.pem").write_text("nothing")
+    assert set(failures(site, reach=True)) == {"keys", "peer"}
+
+
+def test_a_machine_that_lacks_something(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("epsilon_per_round: 1\nepsilon: 10\ntasks: [mnist]\n")
+    change(site, device="cuda:7", policy=str(policy))
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: SimpleNamespace(total=1, used=1, free=2**20))
+    found = failures(site)
+    assert set(found) == {"disk", "device", "policy"}
+    assert "1 MiB free" in found["disk"]
+    assert "cuda:7" in found["device"]
+    assert "task 'digits' is not allowed" in found["policy"]
+
+
+def test_data_that_is_not_there(tmp_path: Path, authority: Authority) -> None:
+    provision(federation(task={"dataset": "mnist", "model": "lenet5"}), tmp_path / "kits", authority, sign=True)
+    kit = tmp_path / "kits" / "site-0"
+    change(kit, data=str(tmp_path / "nowhere"))
+    assert str(tmp_path / "nowhere" / "mnist") in failures(kit)["data"]
+    (tmp_path / "nowhere" / "mnist").mkdir(parents=True)
+    assert "data" not in failures(kit)
+
+
+def test_a_port_that_is_taken(site: Path) -> None:
+    with socket.create_server((HERE, 0)) as taken:
+        port = taken.getsockname()[1]
+        change(site.parent / "shuffler", listen=f"{HERE}:{port}")
+        change(site, metrics=f"{HERE}:{port}")
+        for kit in (site.parent / "shuffler", site):
+            assert f"{HERE}:{port}" in failures(kit)["port"]
+
+
+def test_a_name_that_nobody_knows(site: Path) -> None:
+    change(site, superlink="nowhere.invalid:9443")
+    assert "nowhere.invalid" in failures(site, reach=True)["name"]
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: Any, **__: Any) -> Any:
+        time.sleep(6)
+
+    change(site, superlink="slow.invalid:9443", middleware=["slow.invalid:9444"])
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    began = time.monotonic()
+    found = preflight_kit.run(Folder.open(site))
+    assert time.monotonic() - began < 5
+    assert {check.detail.split(":")[0] for check in found if not check.ok} == {"slow.invalid"}
+
+
+@contextmanager
+def gate(keys: Keyring, ahead: dt.timedelta) -> Iterator[str]:
+    """What answers as a gate does, with a clock of its own."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keys.certificate_file, keys.key_file)
+    context.load_verify_locations(keys.authority_file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    date = format_datetime(dt.datetime.now(dt.UTC) + ahead, usegmt=True)
+    answer = f"HTTP/1.1 403 \r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode()
+
+    def serve() -> None:
+        while True:
+            try:
+                plain, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                with context.wrap_socket(plain, server_side=True) as secure:
+                    secure.recv(4096)
+                    secure.sendall(answer)
+            except OSError:
+                continue
+
+    with socket.create_server((HERE, 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"{HERE}:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_clock_that_is_wrong(site: Path, tmp_path: Path, authority: Authority) -> None:
+    keys = authority.issue(Identity("kits", "superlink", "superlink"), tmp_path / "link", [HERE])
+    for ahead, wrong in ((dt.timedelta(), False), (dt.timedelta(hours=3), True), (dt.timedelta(hours=-3), True)):
+        with gate(keys, ahead) as address:
+            change(site, superlink=address, middleware=[])
+            found = failures(site, reach=True)
+        assert set(found) == ({"clock"} if wrong else set())
+        if wrong:
+            side = "behind" if ahead > dt.timedelta() else "ahead of"
+            assert found["clock"].startswith(("10800 s", "10799 s", "10801 s", "10802 s", "10798 s"))
+            assert side in found["clock"]
+
+
+def test_a_clock_is_compared_even_where_it_makes_certificates_look_bad(
+    site: Path, tmp_path: Path, authority: Authority
+) -> None:
+    """To a machine whose clock is years ahead, the gate's certificate has expired."""
+    ring = Keys(tmp_path / "old", "kits")
+    ring.authority = authority
+    with gate(ring.expired("superlink", "superlink"), dt.timedelta(days=-400)) as address:
+        change(site, superlink=address, middleware=[])
+        found = failures(site, reach=True)
+    assert "expired" in found["peer"]
+    assert "ahead of" in found["clock"]
+
+
+def test_all_failures_are_listed_at_once_and_soon(site: Path, tmp_path: Path) -> None:
+    with socket.create_server((HERE, 0)) as taken:
+        port = taken.getsockname()[1]
+        change(
+            site,
+            superlink="nowhere.invalid:9443",
+            device="cuda:7",
+            policy=str(tmp_path / "none.yaml"),
+            metrics=f"{HERE}:{port}",
+        )
+        (site / "node" / "node.key").unlink()
+        (site / "keys" / "cert.pem").unlink()
+        with used_less_than(3):
+            done = cli("preflight", site, "--json")
+        plain = cli("preflight", site)
+    assert done.returncode == plain.returncode == 2
+    failed = {check["name"] for check in json_of(done)["checks"] if not check["ok"]}
+    assert failed == {"certificate", "port", "device", "node", "policy", "name", "peer"}
+    assert plain.stdout.count("FAIL") == plain.stdout.count("fix:") == len(failed)
+    assert "Traceback" not in plain.stdout + plain.stderr
+
+
+def test_a_site_that_cannot_start_leaves_nothing(site: Path) -> None:
+    change(site, device="cuda:7")
+    before = set(os.listdir(site))
+    done = cli("site", "start", site)
+    assert done.returncode == 2
+    assert "device: cuda:7" in done.stderr
+    assert set(os.listdir(site)) == before
+    assert cli("site", "status", site).returncode == 1
+    assert cli("site", "stop", site).returncode == 0
