@@ -34,20 +34,23 @@ from netns import Host, Network, connects, network
 PROGRAM = Path(sys.executable).with_name("fl-privacy")
 PROXY = Path(__file__).with_name("connect_proxy.py")
 SITES = ("site-0", "site-1", "site-2", "site-3")
-CONFIG = """
+# Seconds of a round. A ClientApp's start takes seconds of processor time: a busy machine is given more.
+DEADLINE = round(15 + 5 * os.getloadavg()[0] / (os.cpu_count() or 1))
+CONFIG = f"""
 name: hosts
 sites: 4
-rounds: 8
+rounds: 6
+rounds_per_message: 2
 quorum: 2
-deadline: 20
-task: {train: {epochs: 1}}
-route: {kind: shuffler, n_min: 2}
-hosts: {superlink: "superlink.test:9443", shuffler: "shuffler.test:9444"}
+deadline: {DEADLINE:g}
+task: {{train: {{epochs: 1}}}}
+route: {{kind: shuffler, n_min: 2}}
+hosts: {{superlink: "superlink.test:9443", shuffler: "shuffler.test:9444"}}
 """
 NAMES = {"superlink.test": "10.77.0.2", "shuffler.test": "10.77.0.3"}
-UP = 120.0
-LONG = 240.0
-pytestmark = pytest.mark.timeout(600)
+UP = 60 + 2 * DEADLINE
+LONG = 60 + 8 * DEADLINE
+pytestmark = pytest.mark.timeout(1200 + 20 * DEADLINE)
 
 
 @dataclass
@@ -360,7 +363,7 @@ def test_a_revoked_site_is_refused_at_once(running: Machines) -> None:
         if not check["ok"]
     ]
     assert len([detail for detail in failed if "refused our certificate" in detail]) == 2, failed
-    running.until(lambda: running.released() > released + 1)
+    running.until(lambda: running.released() > released)
     assert running.uploads("site-3") <= uploads + 1  # the one that was under way
     assert "revoked" in (running.kit("superlink") / "logs" / "gate.log").read_text()
 
@@ -396,7 +399,7 @@ def test_nothing_is_left_of_a_site_that_could_not_start(running: Machines) -> No
 
 def test_the_run_completes_with_what_is_left(running: Machines) -> None:
     found = running.finish()
-    assert (found["status"], found["rounds"]) == ("completed", 8)
+    assert (found["status"], found["rounds"]) == ("completed", 6)
     assert found["accuracy"] > 0.5
     checked = running.cli("server", "transcript", "verify", found["path"])
     assert checked.returncode == 0, checked.stdout + checked.stderr

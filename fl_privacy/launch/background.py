@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 
 from fl_privacy.config import NoPrivatise
-from fl_privacy.dp.policy import open_ledger
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.launch.kit import Folder
 from fl_privacy.launch.preflight_kit import run as check
@@ -83,6 +82,8 @@ def status(folder: Folder) -> dict[str, Any]:
     last = next(reversed(Tail(folder.logs / "worker.log").poll()), None)
     ledger = None
     if not isinstance(folder.federation.privatise, NoPrivatise):
+        from fl_privacy.dp.policy import open_ledger
+
         ledger = open_ledger(folder.own_federation, folder.kit.name, folder.state).report()
     return {
         "site": folder.kit.name,
