@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import pytest
 
 PREFIX = "flp"
@@ -211,3 +212,13 @@ def connects(host: Host, address: str, port: int) -> bool:
 def quiet(command: Sequence[str], **options: Any) -> None:
     """Run a command of the system's that must work."""
     subprocess.run([_program(command[0]), *command[1:]], check=True, capture_output=True, **options)
+
+
+def left(kit: Path) -> list[str]:
+    """Processes that have a kit on their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if f"{kit}/" in f"{line}/" and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(line)
+    return found

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -29,7 +28,7 @@ from fl_privacy.launch.kit import Folder
 from fl_privacy.launch.pki import Authority, load_key, write_public
 from fl_privacy.wire.identity import Identity
 from helpers import Keys, eventually
-from netns import Host, Network, connects, network
+from netns import Host, Network, connects, left, network
 
 PROGRAM = Path(sys.executable).with_name("fl-privacy")
 PROXY = Path(__file__).with_name("connect_proxy.py")
@@ -183,16 +182,6 @@ class Machines:
 
     def own_serial(self, name: str) -> int:
         return x509.load_pem_x509_certificate((self.kit(name) / "keys" / "cert.pem").read_bytes()).serial_number
-
-
-def left(kit: Path) -> list[str]:
-    """Processes that have a kit on their command line."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if f"{kit}/" in f"{line}/" and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(line)
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from fl_privacy.launch.pki import Authority
 from fl_privacy.launch.provision import Choices, provision
 from fl_privacy.wire.identity import Identity, Keyring
 from helpers import Keys
-from netns import quiet
+from netns import left, quiet
 
 HERE = "127.0.0.1"
 
@@ -148,6 +148,12 @@ def test_another_authority_is_never_put_in_the_place_of_the_first(tmp_path: Path
     assert len(done.stderr.strip().splitlines()) == 1
     kept = contents(tmp_path / "kits")
     assert {name for name in before if kept[name] != before[name]} == set()
+
+
+def test_who_is_dialled_by_an_ipv6_address_listens_on_one(tmp_path: Path) -> None:
+    provision(federation(hosts={"superlink": "[fd00::2]:9443", "shuffler": "s.test:9444"}), tmp_path / "kits")
+    kits = [Folder.open(tmp_path / "kits" / name).kit for name in ("superlink", "shuffler")]
+    assert [(kit.listen, kit.hosts) for kit in kits] == [("[::]:9443", ("fd00::2",)), ("0.0.0.0:9444", ("s.test",))]
 
 
 def test_provisioning_says_what_it_lacks(tmp_path: Path, authority: Authority) -> None:
@@ -374,3 +380,16 @@ def test_a_site_that_cannot_start_leaves_nothing(site: Path) -> None:
     assert set(os.listdir(site)) == before
     assert cli("site", "status", site).returncode == 1
     assert cli("site", "stop", site).returncode == 0
+
+
+def test_a_role_whose_port_is_taken_ends_with_the_reason_and_leaves_nothing(site: Path) -> None:
+    kit = site.parent / "shuffler"
+    with socket.create_server((HERE, 0)) as taken:
+        change(kit, listen=f"{HERE}:{taken.getsockname()[1]}")
+        done = cli("serve", kit)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: shuffler: listen")
+    assert "choose another port" in last
+    assert left(kit) == []
+    assert not (kit / "run" / "healthy").exists()

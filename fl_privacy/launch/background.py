@@ -45,16 +45,23 @@ def start(folder: Folder) -> dict[str, Any]:
         )
     folder.run.mkdir(exist_ok=True, mode=0o700)
     _note(folder).write_text(json.dumps({"pid": process.pid, "born": psutil.Process(process.pid).create_time()}))
+    try:
+        _wait(folder, process, log)
+    except BaseException:
+        stop(folder)
+        raise
+    return status(folder)
+
+
+def _wait(folder: Folder, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until it is up."""
     until = time.monotonic() + UP
     while not _healthy(folder):
         if process.poll() is not None:
-            _note(folder).unlink(missing_ok=True)
             raise LaunchError(f"site {folder.kit.name}: did not start: {_last_line(log)}")
         if time.monotonic() > until:
-            stop(folder)
             raise LaunchError(f"site {folder.kit.name}: was not up after {UP:g} s and was stopped; see {folder.logs}")
         time.sleep(POLL)
-    return status(folder)
 
 
 def stop(folder: Folder) -> dict[str, Any]:

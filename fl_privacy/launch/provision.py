@@ -12,7 +12,7 @@ from fl_privacy.launch import flower, kit_files
 from fl_privacy.launch.kit import Folder, Kit, Role, middleware_of, parties, read_kit, write_kit
 from fl_privacy.launch.pki import Authority, write_secret
 
-EVERYWHERE = "0.0.0.0"
+EVERYWHERE, EVERYWHERE_6 = "0.0.0.0", "[::]"
 METRICS = "127.0.0.1:9464"
 OWN = ("proxy", "device", "data", "policy")
 
@@ -76,7 +76,7 @@ def _kit(federation: Federation, hosts: Hosts, role: Role, name: str, choices: C
         digest=federation.digest,
         role=role,
         name=name,
-        listen=f"{EVERYWHERE}:{address.rpartition(':')[2]}" if address else None,
+        listen=_listen(address) if address else None,
         hosts=(address.rpartition(":")[0].strip("[]"),) if address else (),
         superlink=hosts.superlink if dials else None,
         middleware=middleware_of(federation) if dials or role == "evaluator" else (),
@@ -85,6 +85,11 @@ def _kit(federation: Federation, hosts: Hosts, role: Role, name: str, choices: C
         data=choices.data if holds_data else None,
         runs=choices.runs,
     )
+
+
+def _listen(address: Address) -> Address:
+    """On every address of the machine, of the family that it is dialled by."""
+    return f"{EVERYWHERE_6 if address.startswith('[') else EVERYWHERE}:{address.rpartition(':')[2]}"
 
 
 def _with_own(folder: Path, kit: Kit) -> Kit:
