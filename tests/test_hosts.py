@@ -33,12 +33,13 @@ from netns import Host, Network, connects, left, network
 PROGRAM = Path(sys.executable).with_name("fl-privacy")
 PROXY = Path(__file__).with_name("connect_proxy.py")
 SITES = ("site-0", "site-1", "site-2", "site-3")
-# Seconds of a round. A ClientApp's start takes seconds of processor time: a busy machine is given more.
+# A ClientApp's start takes seconds of processor time: on a busy machine a round has longer.
+ROUNDS = 24
 DEADLINE = round(15 + 5 * os.getloadavg()[0] / (os.cpu_count() or 1))
 CONFIG = f"""
 name: hosts
 sites: 4
-rounds: 6
+rounds: {ROUNDS}
 rounds_per_message: 2
 quorum: 2
 deadline: {DEADLINE:g}
@@ -272,7 +273,8 @@ def test_a_site_behind_a_firewall_and_one_behind_a_proxy_take_part(running: Mach
 
 
 def test_a_late_site_started_in_the_background_takes_part(running: Machines) -> None:
-    running.until(lambda: running.released() > 0)
+    before = running.released()
+    running.until(lambda: running.released() > before)
     kit = running.kit("site-3")
     down = running.cli("site-3", "site", "status", kit, "--json")
     assert (down.returncode, json_of(down)["state"]) == (1, "down")
@@ -282,7 +284,8 @@ def test_a_late_site_started_in_the_background_takes_part(running: Machines) -> 
     assert set(json_of(started)["processes"]) == {"worker", "relay", "supernode"}
     again = running.cli("site-3", "site", "start", kit)
     assert (again.returncode, "runs already" in again.stderr) == (2, True)
-    running.takes_part("site-3")
+    running.until(lambda: running.uploads("site-3") > 0)
+    assert running.events("site-3", "uploaded")[0]["round"] > 1  # the run had begun without it
     found = json_of(running.cli("site-3", "site", "status", kit, "--json"))
     assert (found["state"], found["site"], found["federation"]) == ("up", "site-3", "hosts")
 
@@ -388,7 +391,7 @@ def test_nothing_is_left_of_a_site_that_could_not_start(running: Machines) -> No
 
 def test_the_run_completes_with_what_is_left(running: Machines) -> None:
     found = running.finish()
-    assert (found["status"], found["rounds"]) == ("completed", 6)
+    assert (found["status"], found["rounds"]) == ("completed", ROUNDS)
     assert found["accuracy"] > 0.5
     checked = running.cli("server", "transcript", "verify", found["path"])
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -242,6 +242,11 @@ def test_certificates_that_are_not_this_kits(site: Path, tmp_path: Path, authori
     assert failures(site) == {}
 
 
+def test_a_node_key_that_is_damaged(site: Path) -> None:
+    (site / "node" / "node.key").write_text("nothing")
+    assert "cannot be read" in failures(site)["node"]
+
+
 def test_a_certificate_that_is_damaged_is_a_finding_like_others(site: Path) -> None:
     (site / "keys" / "cert.pem").write_text("nothing")
     assert set(failures(site, reach=True)) == {"keys", "peer"}
@@ -380,6 +385,20 @@ def test_a_site_that_cannot_start_leaves_nothing(site: Path) -> None:
     assert set(os.listdir(site)) == before
     assert cli("site", "status", site).returncode == 1
     assert cli("site", "stop", site).returncode == 0
+
+
+def test_a_site_that_falls_while_it_starts_leaves_nothing(tmp_path: Path, authority: Authority) -> None:
+    """Its data folder is there, and empty: the worker alone finds out."""
+    made = federation(task={"dataset": "mnist", "model": "lenet5"})
+    provision(made, tmp_path / "kits", authority, sign=True, choices=Choices(metrics=None, data=tmp_path))
+    (tmp_path / "mnist").mkdir()
+    kit = tmp_path / "kits" / "site-0"
+    done = cli("site", "start", kit)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr.startswith("error: site site-0: did not start: worker: data_dir: ")
+    assert left(kit) == []
+    assert json_of(cli("site", "status", kit, "--json"))["state"] == "down"
 
 
 def test_a_role_whose_port_is_taken_ends_with_the_reason_and_leaves_nothing(site: Path) -> None:

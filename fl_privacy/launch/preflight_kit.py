@@ -14,6 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fl_privacy.config import Address
 from fl_privacy.errors import FederationError
@@ -211,9 +213,7 @@ def _site(folder: Folder) -> list[Check]:
     socket_path = str(folder.run / "worker")
     if len(socket_path) > LONGEST_SOCKET:
         found.append(Check("path", False, f"{socket_path}: too long for a socket", "move the kit to a shorter path"))
-    if not folder.node_key.exists():
-        fix = f"fl-privacy pki request {folder.path}"
-        found.append(Check("node", False, "the SuperNode has no key", fix))
+    found += _node(folder)
     policy = folder.at(folder.kit.policy)
     if policy is not None:
         from fl_privacy.dp.policy import Policy
@@ -226,3 +226,15 @@ def _site(folder: Folder) -> list[Check]:
     detail = "shipped code is kept from keys and data" if confine.version() else "this kernel has no Landlock"
     found.append(Check("confinement", True, detail))
     return found
+
+
+def _node(folder: Folder) -> list[Check]:
+    """The SuperNode's key, by which the SuperLink knows it."""
+    fix = f"fl-privacy pki request {folder.path}"
+    if not folder.node_key.exists():
+        return [Check("node", False, "the SuperNode has no key", fix)]
+    try:
+        load_ssh_private_key(folder.node_key.read_bytes(), None)
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        return [Check("node", False, f"{folder.node_key}: cannot be read", f"restore it, or remove it and {fix}")]
+    return []

@@ -86,7 +86,8 @@ def _site(folder: Folder, ports: Ports) -> Iterator[Process]:
     command = flower.supernode(relay, authority, folder.node_key, ports.node, socket)
     home = {"FLWR_HOME": str(node / "flwr"), "TMPDIR": str(node / "tmp")}
     (node / "tmp").mkdir(parents=True, exist_ok=True)
-    yield Process("supernode", confine.wrapped(command, [authority], [node]), home, confined=True)
+    own = f"{LOOPBACK}:{ports.node}"
+    yield Process("supernode", confine.wrapped(command, [authority], [node]), home, port=own, confined=True)
 
 
 def _shuffler(folder: Folder, ports: Ports) -> Iterator[Process]:
