@@ -89,7 +89,7 @@ def dialogue(way: Way, keys: Keyring, greeting: bytes, protocol: str) -> tuple[C
                      "check that both have the same ca.pem, and the name and date of its certificate"), b""  # fmt: skip
     except (ssl.SSLError, ConnectionResetError, BrokenPipeError) as error:
         # Its own certificate was in order. Many servers hang up without saying what they have against ours.
-        why = getattr(error, "reason", None) or "it hung up after the handshake"
+        why = getattr(error, "reason", None) or "it hung up after the handshake (revoked? expired?)"
         return Check("peer", False, f"{address}: refused our certificate: {why}",
                      "have our certificate issued anew by the federation's authority"), b""  # fmt: skip
     except (OSError, ValueError, dial.Unreachable) as error:
