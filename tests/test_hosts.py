@@ -169,17 +169,22 @@ class Machines:
         lines = path.read_text().splitlines() if path.exists() else []
         return [found for line in lines if (found := json.loads(line))["event"] == event]
 
-    def uploads(self, site: str) -> int:
-        return len(self.events(site, "uploaded"))
-
-    def released(self) -> int:
-        """Rounds that the shuffler let out."""
-        return len(self.events("shuffler", "released"))
+    def rounds(self, name: str, event: str) -> set[tuple[str, int]]:
+        return {(found["run"], found["round"]) for found in self.events(name, event)}
 
     def takes_part(self, site: str) -> None:
         """From now on it does, once at least."""
-        before = self.uploads(site)
-        self.until(lambda: self.uploads(site) > before)
+        before = self.rounds(site, "uploaded")
+        self.until(lambda: self.rounds(site, "uploaded") > before)
+
+    def goes_on_without(self, site: str) -> None:
+        """A round is released that the site had no part in."""
+
+        def missed() -> set[tuple[str, int]]:
+            return self.rounds("shuffler", "released") - self.rounds(site, "uploaded")
+
+        before = missed()
+        self.until(lambda: missed() > before)
 
     def pids(self, name: str) -> dict[str, int]:
         try:
@@ -285,8 +290,7 @@ def test_a_site_behind_a_firewall_and_one_behind_a_proxy_take_part(running: Mach
 
 
 def test_a_late_site_started_in_the_background_takes_part(running: Machines) -> None:
-    before = running.released()
-    running.until(lambda: running.released() > before)
+    running.goes_on_without("site-3")
     kit = running.kit("site-3")
     down = running.cli("site-3", "site", "status", kit, "--json")
     assert (down.returncode, json_of(down)["state"]) == (1, "down")
@@ -296,7 +300,7 @@ def test_a_late_site_started_in_the_background_takes_part(running: Machines) -> 
     assert set(json_of(started)["processes"]) == {"worker", "relay", "supernode"}
     again = running.cli("site-3", "site", "start", kit)
     assert (again.returncode, "runs already" in again.stderr) == (2, True)
-    running.until(lambda: running.uploads("site-3") > 0)
+    running.takes_part("site-3")
     assert running.events("site-3", "uploaded")[0]["round"] > 1  # the run had begun without it
     found = json_of(running.cli("site-3", "site", "status", kit, "--json"))
     assert (found["state"], found["site"], found["federation"]) == ("up", "site-3", "hosts")
@@ -306,10 +310,7 @@ def test_a_site_that_is_cut_off_is_not_waited_for_and_comes_back(running: Machin
     running.takes_part("site-1")
     running.host("site-1").cut()
     try:
-        time.sleep(1.0)  # what was on the wire
-        before, uploads = running.released(), running.uploads("site-1")
-        running.until(lambda: running.released() > before)
-        assert running.uploads("site-1") == uploads
+        running.goes_on_without("site-1")
     finally:
         running.host("site-1").mend()
     running.takes_part("site-1")
@@ -338,9 +339,7 @@ def test_certificates_are_renewed_without_a_restart(running: Machines) -> None:
     short = Authority.load(running.authority).certify(Identity("hosts", "site", "site-0"), key, days=5 / 86_400)  # type: ignore[arg-type]
     write_public(folder.keys.certificate_file, short.public_bytes(Encoding.PEM))
     time.sleep(max(0.0, (short.not_valid_after_utc - dt.datetime.now(dt.UTC)).total_seconds() + 1))
-    uploads, released = running.uploads("site-0"), running.released()
-    running.until(lambda: running.released() > released)
-    assert running.uploads("site-0") == uploads
+    running.goes_on_without("site-0")
     names = ["superlink", "shuffler", "site-0"]
     running.each(names, "pki", "renew", "{kit}")
     done = cli("pki", "sign", running.authority, *(running.kit(n) / f"{n}.request.json" for n in names), "--days", "1")
@@ -367,9 +366,7 @@ def test_a_revoked_site_is_refused_at_once(running: Machines) -> None:
     called = running.host("site-3").python(CALL, "shuffler.test:9444", running.kit("site-3") / "keys")
     assert called.stdout.startswith("PERMISSION_DENIED certificate"), called.stderr
     assert "revoked" in called.stdout
-    uploads, released = running.uploads("site-3"), running.released()
-    running.until(lambda: running.released() > released)
-    assert running.uploads("site-3") == uploads
+    running.goes_on_without("site-3")
 
 
 def test_nothing_is_left_of_a_stopped_site(running: Machines) -> None:
