@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -55,7 +55,7 @@ class Host:
     def python(self, code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         return self.run(sys.executable, "-c", code, *arguments)
 
-    def start(self, *arguments: str | Path, output: TextIO | int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str | Path, output: IO[bytes] | int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """A process that goes on; the network ends it at the latest."""
         return subprocess.Popen(
             self.command(*arguments), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
