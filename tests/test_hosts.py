@@ -42,6 +42,7 @@ sites: 4
 rounds: {ROUNDS}
 rounds_per_message: 2
 quorum: 2
+attempts: 9
 deadline: {DEADLINE:g}
 task: {{train: {{epochs: 1}}}}
 route: {{kind: shuffler, n_min: 2}}
