@@ -25,6 +25,7 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, IOCTL = 1 << 0, 1 << 1, 1 <<
 READ = EXECUTE | READ_FILE | READ_DIR
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys")
 PACKAGES = ("fl_privacy", "client_app")
+HERE = Path(__file__).resolve().parents[2]
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm", "/dev/tty")
 
 
@@ -57,6 +58,7 @@ def confine(read: Iterable[Path], write: Iterable[Path]) -> None:
             _allow(libc, ruleset, path, READ & rights)
         for path in write:
             _allow(libc, ruleset, path, rights & ~IOCTL)
+        _allow(libc, ruleset, HERE, READ_DIR)  # to find our packages in; files beside them cannot be read
         _checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         _checked(libc.syscall(RESTRICT_SELF, ruleset, 0))
     finally:
@@ -98,8 +100,7 @@ def _checked(result: int) -> int:
 
 def _python() -> list[Path]:
     """This environment, the installation below it, and our packages where they are not installed into it."""
-    here = Path(__file__).resolve().parents[2]
-    ours = [here / name for name in PACKAGES]
+    ours = [HERE / name for name in PACKAGES]
     return [Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent, *ours]
 
 
