@@ -23,7 +23,9 @@ PR_SET_NO_NEW_PRIVS = 38
 FILE_RIGHTS = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 READ = EXECUTE | READ_FILE | READ_DIR
-SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys")
+# Of /proc, only what is about the machine: by the rest processes could be looked into, their environment at least.
+PROC = ("cpuinfo", "meminfo", "stat", "uptime", "loadavg", "version", "filesystems", "sys")
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/sys", *(f"/proc/{name}" for name in PROC))
 PACKAGES = ("fl_privacy", "client_app")
 HERE = Path(__file__).resolve().parents[2]
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm", "/dev/tty")

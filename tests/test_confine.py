@@ -1,0 +1,96 @@
+"""A confined process sees its own folder, Python and the system; not the site's files, nor its processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.launch import confine
+
+pytestmark = pytest.mark.skipif(confine.version() == 0, reason="this kernel has no Landlock")
+
+
+def run(code: str, tmp_path: Path, *, read: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
+    own = tmp_path / "own"
+    own.mkdir(exist_ok=True)
+    command = confine.wrapped([sys.executable, "-c", code], read, [own])
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "TMPDIR": str(own)})
+
+
+def test_its_own_folder_is_all_it_can_read_and_write(tmp_path: Path) -> None:
+    secret = tmp_path / "keys" / "key.pem"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    code = f"""
+import pathlib
+own = pathlib.Path({str(tmp_path / "own")!r})
+(own / "note").write_text("mine")
+assert (own / "note").read_text() == "mine"
+secret = pathlib.Path({str(secret)!r})
+for attempt in (secret.read_text, lambda: secret.write_text("x"), secret.unlink, lambda: list(secret.parent.iterdir()),
+                lambda: (own / "link").symlink_to(secret) or (own / "link").read_text(),
+                lambda: (own / "hard").hardlink_to(secret)):
+    try:
+        attempt()
+    except PermissionError:
+        continue
+    except OSError as error:
+        print("other", error)
+        continue
+    raise SystemExit("it could")
+"""
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert secret.read_text() == "secret"
+
+
+def test_what_it_is_given_to_read_it_cannot_change(tmp_path: Path) -> None:
+    given = tmp_path / "relay.pem"
+    given.write_text("certificate")
+    code = f"import pathlib; p = pathlib.Path({str(given)!r}); print(p.read_text()); p.write_text('other')"
+    done = run(code, tmp_path, read=(given,))
+    assert done.stdout.strip() == "certificate"
+    assert "PermissionError" in done.stderr
+    assert given.read_text() == "certificate"
+
+
+def test_it_cannot_look_into_a_process_outside(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as outside:
+        try:
+            done = run(f"open('/proc/{outside.pid}/environ', 'rb').read()", tmp_path)
+        finally:
+            outside.kill()
+    assert "PermissionError" in done.stderr
+
+
+def test_what_it_starts_is_confined_too_and_the_worker_can_be_reached(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    path = tmp_path / "worker"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        code = f"""
+import socket, subprocess
+assert subprocess.run(["cat", {str(secret)!r}], capture_output=True).returncode != 0
+socket.socket(socket.AF_UNIX).connect({str(path)!r})
+"""
+        done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_flower_s_end_of_a_site_can_be_imported(tmp_path: Path) -> None:
+    done = run("import client_app.app, flwr.supernode.cli.flower_supernode", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_costs_little(tmp_path: Path) -> None:
+    start = time.process_time_ns(), os.times().children_user
+    run("pass", tmp_path)
+    assert os.times().children_user - start[1] < 1.0
