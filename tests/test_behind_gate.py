@@ -163,7 +163,7 @@ def test_a_run_goes_through_gate_and_relays_and_outlives_the_gate(
         time.sleep(0.2)
     assert status.sub_status == "completed", status
     assert (world.folder / "said").read_text() == "there and back"
-    assert len(world.front.events("connected", "relay-clinic")) == 2
+    assert len(world.front.events("connected", "relay-clinic")) >= 2
     control.close()
 
 

@@ -463,14 +463,15 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         extra = {"metrics": "127.0.0.1:0", "events": str(events / "server.jsonl")}
         path.write_text(json.dumps({**json.loads(path.read_text()), **extra}))
 
-    def look(here: ground.Ground) -> None:
+    def look(run_dir: Path) -> None:
         nonlocal looked
-        if time.monotonic() - looked < 0.5 and here.fleet.children:
+        alive = (run_dir.parent / ".state" / run_dir.name / "pids.json").exists()
+        if time.monotonic() - looked < 0.5 and alive:
             return
         looked = time.monotonic()
-        found.states.append(read(here.run_dir))
+        found.states.append(read(run_dir))
         for party in PARTIES:
-            for event in Tail(here.run_dir / "logs" / f"{party}.log").poll():
+            for event in Tail(run_dir / "logs" / f"{party}.log").poll():
                 if event["event"] == "metrics":
                     try:
                         found.scrapes[party] = get(str(event["address"]))[1]
@@ -480,7 +481,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     def clear_looked(self: ground.Ground) -> None:
         nonlocal looked
         looked = 0.0
-        look(self)
+        look(self.run_dir)
         clear(self)
 
     with pytest.MonkeyPatch.context() as patch:
