@@ -147,6 +147,8 @@ class Coordinator:
                     raise
             self.log("attempt-failed", run=self.plan.run, round=round, attempt=number, reason=reason)
             time.sleep(PAUSE)
+            if number < self.federation.attempts:
+                self.nodes.await_back(cohort)
         raise LaunchError(f"round {round} failed {self.federation.attempts} times; the last time: {reason}")
 
     def _attempt(self, ask: Ask) -> Outcome:

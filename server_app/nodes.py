@@ -51,6 +51,12 @@ class Nodes:
         self._ids |= now
         return sorted(now if len(now) >= self._federation.quorum else self._ids)
 
+    def await_back(self, sites: Iterable[str]) -> None:
+        """Until all of these are there again, or a deadline has passed: Flower refuses a killed node for a minute."""
+        until, wanted = time.monotonic() + self._federation.deadline, set(sites)
+        while not self._simulated and not wanted <= self._named().keys() and time.monotonic() < until:
+            time.sleep(POLL)
+
     def _named(self) -> dict[str, int]:
         """Site name to node id. In simulation nodes have no name, and are asked for their partition, once."""
         known = set(self._federation.site_names)

@@ -207,11 +207,10 @@ class TestUp:
         assert stack.python("server", "import socket; socket.gethostbyname('site-0')").returncode != 0
 
     def test_a_site_is_small(self, stack: Stack) -> None:
-        total = (
-            "import glob\nprint(sum(int(l.split()[1]) * 1024 for p in glob.glob('/proc/[0-9]*/smaps_rollup') "
-            "for l in open(p) if l.startswith('Pss:')))"
-        )
-        assert int(stack.python("site-4", total).stdout) < SITE_MEMORY
+        """Supervisor, worker, relay and SuperNode, by Docker's own account: pages that they share count once."""
+        name = f"{PROJECT}-site-4-1"
+        used = docker("stats", "--no-stream", "--format", "{{.MemUsage}}", name).stdout.split("MiB")[0]
+        assert 1e8 < float(used) * 2**20 < SITE_MEMORY
 
     def test_it_completes_though_a_site_and_the_shuffler_are_killed(self, stack: Stack) -> None:
         stack.crash("site-2")
