@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,18 +102,23 @@ def up(
     began = time.monotonic()
     project = Project(federation, new_run_name(federation), runs_dir, data_dir)
     try:
-        project.compose("up", "--detach", "--no-build", "--remove-orphans", "--wait-timeout", "300")
+        project.compose("up", "--detach", "--no-build", "--remove-orphans")
         server = project.containers()["server"]
-        for line in server.logs(stream=True, follow=True):
-            say(line.decode("utf-8", "replace").rstrip())
+        reason = ""
+        for raw in server.logs(stream=True, follow=True):
+            line = raw.decode("utf-8", "replace").rstrip()
+            say(line)
+            reason = line.removeprefix("error: ") if line.startswith("error: ") else reason
         code = int(server.wait()["StatusCode"])
+        if code and "(logs:" not in reason:
+            raise LaunchError(reason or f"the server's container ended with {code}")  # before there was a run
         project.take("server", f"{RUNS}/{project.run}", project.runs_dir)
         project.take("server", f"{RUNS}/pki", project.runs_dir)
         ledgers = _ledgers(project)
     finally:
         project.compose("down", "--timeout", "10")
     run_dir = project.runs_dir / project.run
-    end = ("completed", "") if code == 0 else ("failed", f"the server's container ended with {code}")
+    end = ("failed", reason) if code else ("completed", "")
     return Result.of(run_dir, end, time.monotonic() - began, ledgers)
 
 
@@ -124,6 +130,8 @@ def _ledgers(project: Project) -> list[dict[str, Any]]:
     reports = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in federation.site_names:
-            project.take(name, "/kit/state/ledger.jsonl", Path(scratch) / name)
+            (Path(scratch) / name).mkdir()
+            with suppress(LaunchError):  # a site that was never asked has none
+                project.take(name, "/kit/state/ledger.jsonl", Path(scratch) / name)
             reports.append(open_ledger(federation, name, Path(scratch) / name).report())
     return reports

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fl_privacy import __version__
 from fl_privacy.launch.kit import Kit
 
 HOME = "/srv/fl-privacy"
@@ -46,7 +45,7 @@ COMPOSE = """\
 name: fl-privacy-{name}
 services:
   {name}:
-    image: fl-privacy:{version}
+    image: fl-privacy:${{TORCH:-cpu}}
     command: [{command}, /kit]
     init: true
     restart: {restart}
@@ -119,7 +118,7 @@ README = """\
 ## Setting up
 
 {enrol}4. Check everything: `fl-privacy preflight .`
-5. By systemd: `fl-privacy-{name}.service`; in a container: `compose.yml`; both say how at their top.
+5. {start}
 
 Certificates are short-lived. `fl-privacy pki renew .` makes the next request; installing the answer needs no restart.
 The whole way, with firewalls, upgrades, backups and what to do when something fails: docs/deploying.md.
@@ -136,7 +135,6 @@ def compose(kit: Kit) -> str:
     runs = kit.role == "server"
     return COMPOSE.format(
         name=kit.name,
-        version=__version__,
         command="train" if runs else "serve",
         restart='"no"' if runs else "on-failure",
         ports=f'    ports: ["{port}:{port}"]\n' if port else "",
@@ -147,5 +145,9 @@ def readme(kit: Kit) -> str:
     where = " and ".join(kit.middleware)
     facts = {"superlink": kit.superlink, "listen": kit.listen, "and_middleware": f" and to {where}" if where else ""}
     text = TEXTS[kit.role].format(**facts)
-    enrol = ENROL.format(name=kit.name)
-    return README.format(role=kit.role, name=kit.name, federation=kit.federation, text=text, enrol=enrol)
+    enrol, start = ENROL.format(name=kit.name), "In a container: `compose.yml`, which says how at its top."
+    if kit.role != "server":
+        start = (
+            f"By systemd: `fl-privacy-{kit.name}.service`; in a container: `compose.yml`; both say how at their top."
+        )
+    return README.format(start=start, role=kit.role, name=kit.name, federation=kit.federation, text=text, enrol=enrol)

@@ -93,9 +93,8 @@ def _certificates(folder: Folder) -> list[Check]:
     found = list(preflight.certificates(folder.federation, folder.keys))
     try:
         certificate = x509.load_pem_x509_certificate(folder.keys.certificate_file.read_bytes())
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        identity = Identity.parse((names.get_values_for_type(x509.UniformResourceIdentifier) or [""])[0])
-    except (OSError, ValueError, FederationError, x509.ExtensionNotFound):
+        identity = Identity.of(certificate)
+    except (OSError, ValueError, FederationError):
         return found
     if identity != folder.identity:
         fix = "install the certificate that was signed for this kit's request"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -148,18 +149,22 @@ class Fleet:
         """A new log; a resumed run keeps the last few old ones, of which 1 is the newest."""
         log = self._logs / f"{name}.log"
         if log.exists():
-            for number in range(OLD_LOGS - 1, 0, -1):
-                old = log.with_name(f"{name}.{number}.log")
-                if old.exists():
-                    old.replace(log.with_name(f"{name}.{number + 1}.log"))
-            log.rename(log.with_name(f"{name}.1.log"))
+            log.rename(self._first_old(name))
         return log
+
+    def _first_old(self, name: str) -> Path:
+        """The place of the newest old log; the others have moved on by one, and the oldest is gone."""
+        places = [self._logs / f"{name}.{number}.log" for number in range(1, OLD_LOGS + 1)]
+        for old, new in reversed(list(pairwise(places))):
+            if old.exists():
+                old.replace(new)
+        return places[0]
 
     def trim(self, largest: int = LARGEST_LOG) -> None:
         """Put the logs of long-lived processes aside when they have grown; they write on at the new end."""
         for child in self.children.values():
             if child.log.exists() and child.log.stat().st_size > largest:
-                shutil.copyfile(child.log, child.log.with_name(f"{child.name}.1.log"))
+                shutil.copyfile(child.log, self._first_old(child.name))
                 os.truncate(child.log, 0)
 
     def wait_for(self, name: str, event: str, timeout: float) -> dict[str, Any]:

@@ -98,7 +98,10 @@ def _with_own(folder: Path, kit: Kit) -> Kit:
         return kit
     old = read_kit(folder)
     if (old.federation, old.role, old.name) != (kit.federation, kit.role, kit.name):
-        raise LaunchError(f"kit {folder}: is of {old.role} {old.name} of {old.federation!r}; choose another --out")
+        raise LaunchError(
+            f"kit {folder}: is of {old.role} {old.name} of {old.federation!r}; choose another "
+            "--out (in containers: docker compose -p NAME up)"
+        )
     given = {name: getattr(old, name) for name in OWN if getattr(kit, name) is None}
     return kit.model_copy(update={name: value for name, value in given.items() if value is not None})
 

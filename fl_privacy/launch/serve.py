@@ -61,7 +61,6 @@ class Supervisor:
     fleet: Fleet
     log: Log
     watched: list[Watched] = field(default_factory=list)
-    began: float = field(default_factory=time.monotonic)
 
     def step(self) -> None:
         for one in self.watched:

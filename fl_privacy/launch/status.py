@@ -190,7 +190,7 @@ def _budgets(logs: Path) -> list[Budget]:
 def _server_events(root: Path) -> tuple[list[Event], list[Event]]:
     """What the server said since it was started last, and what before: a resumed run has a log for each start."""
     logs = root / "logs"
-    old = sorted(logs.glob("server.*.log"), key=lambda path: (len(path.name), path.name))
+    old = sorted(logs.glob("server.*.log"), key=lambda path: (len(path.name), path.name), reverse=True)
     earlier = [event for path in old for event in _events(path, LONGEST_LOG)]
     return list(_events(logs / "server.log", LONGEST_LOG)), earlier
 
