@@ -31,7 +31,7 @@ def up(federation: Federation, runs_dir: Path, timeout: float) -> list[dict[str,
 
 def _start(ground: Ground) -> tuple[flower.Control, int, Path]:
     names = ground.federation.site_names
-    ground.prepare(names)
+    ground.prepare()
     keys, address = ground.keys("superlink", "superlink"), f"127.0.0.1:{free_port()}"
     home = {"FLWR_HOME": str(ground.private / "superlink" / "flwr")}
     command = flower.superlink(address, keys, ground.private / "superlink" / "state.db")

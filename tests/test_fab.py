@@ -28,7 +28,7 @@ def loot(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, str]]
     ground = Ground(federation, new_run_name(federation), runs, None)
     out = runs / "loot.json"
     try:
-        ground.prepare(federation.site_names)
+        ground.prepare()
         for name in federation.site_names:
             data = ground.private / "sites" / name / "data"
             data.mkdir()

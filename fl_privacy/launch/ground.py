@@ -9,12 +9,12 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_privacy.config import Federation, ShardsRoute, ShufflerRoute
 from fl_privacy.errors import LaunchError
+from fl_privacy.launch.kit import observers, parties
 from fl_privacy.launch.pki import Authority
 from fl_privacy.launch.plan import ServerPlan
 from fl_privacy.launch.processes import Fleet
@@ -60,17 +60,17 @@ class Ground:
         self.sockets = Path(tempfile.mkdtemp(prefix="flp-", dir="/tmp" if os.access("/tmp", os.W_OK) else None))
         self.sockets.chmod(0o711)
 
-    def prepare(self, names: Iterable[str]) -> None:
+    def prepare(self) -> None:
         """Folders, config and a certificate for every party; on a resumed run they are there already."""
         try:
             self.private.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.private.chmod(0o700)
             self.config.write_text(self.federation.to_yaml())
-            for name in names:
+            for name in self.federation.site_names:
                 (self.sites / name).mkdir(parents=True, exist_ok=True, mode=0o700)
             pki = self.runs_dir / "pki"
             authority = Authority.open(pki)
-            for role, name in self._parties(names):
+            for role, name in parties(self.federation):
                 folder = self.keys(role, name).folder
                 if not (folder / "cert.pem").exists():
                     # Only who listens may be dialled: a site's certificate must not pass for the shuffler's.
@@ -86,24 +86,6 @@ class Ground:
 
     def keys(self, role: str, name: str) -> Keyring:
         return Keyring(self.private / (f"sites/{name}" if role == "site" else name))
-
-    def _parties(self, sites: Iterable[str]) -> list[tuple[str, str]]:
-        parties = [("server", "server"), ("superlink", "superlink")]
-        parties += [("site", name) for name in sites]
-        if isinstance(self.federation.route, ShufflerRoute):
-            parties += [("shuffler", "shuffler")]
-        if isinstance(self.federation.route, ShardsRoute):
-            parties += [("aggregator", f"aggregator-{k}") for k in range(self.federation.route.aggregators)]
-            parties += [("evaluator", "evaluator")]
-        return parties
-
-    @property
-    def observers(self) -> dict[str, str]:
-        """Whose views this run will have."""
-        names = ["server"]
-        if self.federation.audit:
-            names += [name for role, name in self._parties(()) if role in ("shuffler", "aggregator")]
-        return {name: f"views/{name}" for name in names}
 
     def start_middleware(self) -> None:
         """Shuffler, or aggregators and evaluator, each on a free port of its own choosing."""
@@ -142,7 +124,7 @@ class Ground:
             middleware=self.middleware,
             evaluator=self.evaluator,
             data_dir=self.data_dir,
-            observers=self.observers,
+            observers=observers(self.federation),
             invite_every_round=invite_every_round,
         )
         (self.private / "server.json").write_text(plan.model_dump_json(indent=2))

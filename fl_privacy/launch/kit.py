@@ -134,6 +134,14 @@ def parties(federation: Federation) -> list[tuple[Role, str]]:
     return found + [("site", name) for name in federation.site_names]
 
 
+def observers(federation: Federation) -> dict[str, str]:
+    """Whose views a run will have, and where in its folder."""
+    names = ["server"]
+    if federation.audit:
+        names += [name for role, name in parties(federation) if role in ("shuffler", "aggregator")]
+    return {name: f"views/{name}" for name in names}
+
+
 def middleware_of(federation: Federation) -> tuple[Address, ...]:
     """Where the sites and the server find the middleware."""
     hosts = federation.hosts

@@ -12,7 +12,7 @@ from fl_privacy.launch.ground import START, Ground, free_port
 def start(ground: Ground, app: Path = flower.APP) -> tuple[flower.Control, int]:
     """Start the federation and submit its run; returns the control API and Flower's id of the run."""
     names = ground.federation.site_names
-    ground.prepare(names)
+    ground.prepare()
     keys, fleet = ground.keys("superlink", "superlink"), ground.fleet
     address = f"127.0.0.1:{free_port()}"
     database = ground.private / "superlink" / "state.db"

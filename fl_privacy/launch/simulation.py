@@ -10,7 +10,7 @@ from fl_privacy.launch.ground import Ground, free_port
 
 def start(ground: Ground) -> tuple[flower.Control, int]:
     """Start the SuperLink in simulation mode and submit the run."""
-    ground.prepare(ground.federation.site_names)
+    ground.prepare()
     keys, fleet = ground.keys("superlink", "superlink"), ground.fleet
     address = f"127.0.0.1:{free_port()}"
     # Ray's sessions go with the run: in the machine's common folder they would pile up, and two starts would meet.

@@ -13,7 +13,7 @@ from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.launch import flower, roles
 from fl_privacy.launch.follow import Result, follow
 from fl_privacy.launch.ground import new_run_name
-from fl_privacy.launch.kit import Folder, parties
+from fl_privacy.launch.kit import Folder, observers
 from fl_privacy.launch.plan import ServerPlan
 from fl_privacy.launch.preflight import disk
 from fl_privacy.launch.processes import Fleet
@@ -86,9 +86,6 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
 
 def _write_plan(folder: Folder, run: str, run_dir: Path, fleet: Fleet) -> None:
     """What the ServerApp finds through the run config's `home`."""
-    observers = ["server"]
-    if folder.federation.audit:
-        observers += [name for role, name in parties(folder.federation) if role in ("shuffler", "aggregator")]
     plan = ServerPlan(
         run=run,
         run_dir=run_dir,
@@ -98,7 +95,7 @@ def _write_plan(folder: Folder, run: str, run_dir: Path, fleet: Fleet) -> None:
         middleware=list(folder.kit.middleware),
         evaluator=folder.kit.evaluator,
         data_dir=folder.at(folder.kit.data),
-        observers={name: f"views/{name}" for name in observers},
+        observers=observers(folder.federation),
         metrics=folder.kit.metrics,
         events=folder.logs / "events.jsonl",
     )

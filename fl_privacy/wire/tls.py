@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import ipaddress
-import os
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fl_privacy.errors import LaunchError
+from fl_privacy.launch import pki
 from fl_privacy.wire.identity import Identity, Keyring
 
 T = TypeVar("T")
@@ -148,17 +148,5 @@ class LocalKeys:
             .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
             .sign(key, hashes.SHA256())
         )
-        secret = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        _replace(self.key, secret, 0o600)
-        _replace(self.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-
-
-def _replace(path: Path, data: bytes, mode: int) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(handle, "wb") as file:
-        os.fchmod(handle, mode)
-        file.write(data)
-    draft.rename(path)
+        pki.write_secret(self.key, pki.pem(key))
+        pki.write_public(self.certificate, certificate.public_bytes(serialization.Encoding.PEM))
