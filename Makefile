@@ -2,7 +2,7 @@
 #   PYTHON=python3.12   interpreter for .venv (default: the newest supported one)
 #   TORCH=cpu|cuda      build of torch (default: cpu, or what .venv has)
 #   ARCH=x86_64|aarch64 machine that wheelhouse is for
-#   ARGS="..."          passed on to the command of demo, test, bench and lock
+#   ARGS="..."          passed on to the command of demo, test, compose-test, bench and lock
 PYTHON ?=
 TORCH ?=
 ARCH ?=
@@ -69,8 +69,8 @@ image:
 	@mkdir -p runs && chmod a+rwx runs
 	@$(ENGINE) && docker build --build-arg TORCH=$(FLAVOUR) --tag $(IMAGE) .
 
-compose-test: wheelhouse
-	@$(ENGINE) && FL_PRIVACY_CONTAINERS=1 $(RUN) python -m pytest -m containers tests/test_image.py tests/test_compose.py $(ARGS)
+compose-test:
+	@exec scripts/compose-test.sh $(ARGS)
 
 # Without an engine the bundle has no image.
 bundle: wheelhouse

@@ -5,6 +5,7 @@
 #                                   CONTAINER_ENGINE (a script with setup, up and env), or of
 #                                   ../shared/tools/container-engine beside the checkout, set up and started
 #   scripts/engine.sh --running     only one that runs already; sets up and starts nothing
+#   scripts/engine.sh --stop        stop the private engine, with all its containers; what it has built stays
 #
 # Exit code 3 and one line on stderr: there is none.
 set -euo pipefail
@@ -16,10 +17,11 @@ none() {
     exit 3
 }
 
-if answers; then exit 0; fi
+if [[ ${1:-} != --stop ]] && answers; then exit 0; fi
 script=${CONTAINER_ENGINE:-../shared/tools/container-engine}
 [[ -x $script ]] || none "no Docker answers: start the Docker daemon, or name a script that starts one with CONTAINER_ENGINE"
 script=$(readlink -f "$script")
+[[ ${1:-} != --stop ]] || exec "$script" down
 lines=$("$script" env)
 eval "$lines"
 if ! answers; then

@@ -282,7 +282,18 @@ def install_torch(env: Environment, pins: dict[str, str], flavour: str, lock: Pa
     if env.installed().get("torch", "").split("+")[0] == pins["torch"]:
         return
     source = choose_torch(pins["torch"], flavour, sys.platform, env.pip_report)
-    env.pip("install", "--constraint", str(lock), *source.options, source.requirement)
+    env.pip("install", "--no-compile", "--constraint", str(lock), *source.options, source.requirement)
+
+
+def install_pinned(env: Environment, lock: Path) -> None:
+    """The lock is complete, so nothing is resolved; byte code is made afterwards, on all cores."""
+    env.pip("install", "--no-compile", "--no-deps", "-r", str(lock))
+    packages = "sysconfig.get_path('purelib')"
+    env.run(
+        str(env.python),
+        "-c",
+        f"import compileall, sysconfig; compileall.compile_dir({packages}, quiet=2, workers=0)",
+    )
 
 
 def verify(env: Environment, flavour: str) -> None:
@@ -302,7 +313,7 @@ def steps(env: Environment, python: Python, flavour: str, root: Path) -> Iterato
     env.remove_stamp()
     size = "about a minute" if flavour == "cpu" else "several GB, some minutes"
     yield f"torch {pins['torch']}, {flavour} build ({size})", lambda: install_torch(env, pins, flavour, lock)
-    yield f"{len(pins) - 1} pinned packages (about two minutes)", lambda: env.pip("install", "-r", str(lock))
+    yield f"{len(pins) - 1} pinned packages (about two minutes)", lambda: install_pinned(env, lock)
     editable = ("install", "--no-deps", "--no-build-isolation", "--editable", str(root))
     yield "fl-privacy itself", lambda: env.pip(*editable)
     yield "checking", lambda: verify(env, flavour)

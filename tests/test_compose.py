@@ -206,10 +206,16 @@ class TestUp:
         assert stack.python("server", "import socket; socket.gethostbyname('site-0')").returncode != 0
 
     def test_a_site_is_small(self, stack: Stack) -> None:
-        """Supervisor, worker, relay and SuperNode, by Docker's own account: pages that they share count once."""
-        name = f"{PROJECT}-site-4-1"
-        used = docker("stats", "--no-stream", "--format", "{{.MemUsage}}", name).stdout.split("MiB")[0]
-        assert 1e8 < float(used) * 2**20 < SITE_MEMORY
+        """The resident sets of supervisor, worker, relay, SuperNode and executor; pages that they share count in each.
+
+        Between rounds: Flower starts the ClientApp for each message anew, and it is gone when the reply is sent.
+        """
+        count = (
+            "import os, psutil\n"
+            "others = [p for p in psutil.process_iter() if p.pid != os.getpid()]\n"
+            "print(sum(p.memory_info().rss for p in others if 'clientapp' not in ' '.join(p.cmdline())))"
+        )
+        assert 3e8 < float(stack.python("site-4", count).stdout) < SITE_MEMORY
 
     def test_it_completes_though_a_site_and_the_shuffler_are_killed(self, stack: Stack) -> None:
         stack.crash("site-2")
@@ -242,9 +248,7 @@ class TestUp:
 def test_the_engine_runs_shards_and_survives_a_killed_aggregator(stack: Stack, tmp_path: Path) -> None:
     text = (ROOT / "configs" / "shards.yaml").read_text().replace("name: shards", f"name: shards-{os.getpid()}")
     config = tmp_path / "shards.yaml"
-    config.write_text(
-        text.replace("rounds: 5\n", "rounds: 12\n", 1).replace("rounds_per_message: 5", "rounds_per_message: 2")
-    )
+    config.write_text(text.replace("rounds: 5\nrounds_per_message: 5\n", "rounds: 6\nrounds_per_message: 2\n"))
     project = f"fl-privacy-shards-{os.getpid()}"
     command = [
         sys.executable,
@@ -267,7 +271,7 @@ def test_the_engine_runs_shards_and_survives_a_killed_aggregator(stack: Stack, t
         docker("exec", name, "sh", "-c", "kill -9 -1", check=False)
         printed, _ = process.communicate(timeout=PATIENCE)
         result = json.loads(printed.splitlines()[-1])
-        assert (result["status"], result["rounds"]) == ("completed", 12)
+        assert (result["status"], result["rounds"]) == ("completed", 6)
         assert Path(result["path"], "manifest.json").exists()
         assert not docker("ps", "--all", "--quiet", "--filter", f"name={project}").stdout
     finally:

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from scipy.optimize import brentq
-
 from fl_privacy.dp import gaussian
 from fl_privacy.dp.ledger import Charge, compose
 from fl_privacy.errors import FederationError
@@ -66,6 +64,8 @@ def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> f
     >>> round(noise_multiplier(2.0, 1e-5, 1 / 9, 18), 2)
     1.41
     """
+    from scipy.optimize import brentq
+
     gaussian.check(epsilon, delta)
 
     def excess(log_noise: float) -> float:

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The federation in containers, from nothing: an engine, the wheels, the image, `docker compose up` and its checks.
+# An engine that was started for it is stopped afterwards. Arguments go to pytest.
+#
+# Exit code 3: there is no engine, and none can be started.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+found=$(mktemp)
+trap 'rm -f "$found"' EXIT
+if ! scripts/engine.sh --running >/dev/null 2>&1; then
+    trap 'rm -f "$found"; scripts/engine.sh --stop' EXIT
+fi
+
+# Setting an engine up waits for the network most of the time, installing for the processor.
+scripts/engine.sh >"$found" &
+make --no-print-directory wheelhouse || exit 1
+wait $! || exit 3
+eval "$(<"$found")"
+FL_PRIVACY_CONTAINERS=1 PATH="$PWD/.venv/bin:$PATH" python -m pytest -m containers tests/test_image.py tests/test_compose.py "$@" ||
+    exit 1
