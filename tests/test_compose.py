@@ -194,7 +194,7 @@ def test_every_profile_is_clean_and_has_its_sites(profile: str, sites: str) -> N
 @pytest.mark.containers
 @pytest.mark.timeout(1500)
 class TestUp:
-    """One run, in the order of these tests; a site and the shuffler are killed in the middle of it."""
+    """One run, in the order of these tests; a site, the shuffler and the SuperLink are killed in the middle of it."""
 
     def test_it_comes_up_as_it_should(self, stack: Stack) -> None:
         stack.until(lambda: "round   1" in stack.logs("server"), "the first round")
@@ -236,10 +236,11 @@ class TestUp:
         )
         assert 3e8 < float(stack.python("site-4", count).stdout) < SITE_MEMORY
 
-    def test_it_completes_though_a_site_and_the_shuffler_are_killed(self, stack: Stack) -> None:
+    def test_it_completes_though_a_site_the_shuffler_and_the_superlink_are_killed(self, stack: Stack) -> None:
         assert "round   4" not in stack.logs("server")
         stack.crash("site-2")
         stack.crash("shuffler")
+        stack.crash("superlink")
         assert stack.process.wait(PATIENCE) == 0
         printed = stack.logs("server")
         found = re.search(r"final accuracy (\d\.\d+) after 5 rounds", printed)
