@@ -90,6 +90,18 @@ def test_provisioning_for_other_hosts_certifies_them(authority: Authority, tmp_p
     assert made.value.get_values_for_type(x509.DNSName) == ["moved.test"]
 
 
+def test_provisioning_introduces_the_nodes_key_that_a_site_made_itself(authority: Authority, tmp_path: Path) -> None:
+    provision(federation(), tmp_path / "kits", authority, sign=True)
+    site, known = tmp_path / "kits" / "site-0", tmp_path / "kits" / "superlink" / "nodes" / "site-0.pub"
+    before = known.read_bytes()
+    (site / "node" / "node.key").unlink()
+    [made] = enrol.sign(authority, [enrol.renew(site)[0]])
+    enrol.install(tmp_path / "kits" / "superlink", Path(made["file"]))
+    installed = known.read_bytes()
+    provision(federation(), tmp_path / "kits", authority, sign=True)
+    assert known.read_bytes() == installed != before
+
+
 @pytest.mark.parametrize("wrong", ["foreign", "another party", "another key", "garbage", "no key"])
 def test_provisioning_replaces_what_is_no_certificate_of_this_party(
     authority: Authority, tmp_path: Path, wrong: str

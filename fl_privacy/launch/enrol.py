@@ -318,7 +318,10 @@ def _node_key(path: Path) -> str:
     from fl_privacy.launch.flower import node_key
 
     if not path.exists():
-        return node_key(path).decode()
+        made = node_key(path)
+        # `provision --sign` takes it from there.
+        write_public(path.with_name("node.pub"), made)
+        return made.decode()
     path.chmod(0o600)
     try:
         public = serialization.load_ssh_private_key(path.read_bytes(), None).public_key()
