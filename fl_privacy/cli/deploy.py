@@ -143,10 +143,11 @@ def train(
 
 def _copy(result: Result, target: Path) -> None:
     from fl_privacy.launch.train import export
+    from fl_privacy.transcript.run import anchor
 
     if export(result, target):
         print(f"and a copy in  {target}/{result.run}", flush=True)
     else:
         print(f"{target} may not be written by user {os.getuid()}; to take the run out of the container:", flush=True)
         print(f"  docker compose cp server:{result.path} runs/", flush=True)
-        print(f"  docker compose cp server:{result.path}.ca.pem runs/", flush=True)
+        print(f"  docker compose cp server:{anchor(Path(result.path))} runs/", flush=True)

@@ -77,7 +77,7 @@ def folders(root: Path, group: str) -> list[str]:
 
 def anchor(run_dir: Path) -> Path:
     """Where the authority of a run from elsewhere lies: beside the run, as not all runs of a folder share one."""
-    return run_dir.with_name(f"{run_dir.name}.ca.pem")
+    return run_dir.with_name(f".{run_dir.name}.ca.pem")
 
 
 def view_folder(root: Path, where: str) -> Path:
