@@ -20,7 +20,8 @@ app.add_typer(commands, name="transcript")
 def verify(
     run: RunPath,
     ca: Annotated[
-        Path | None, typer.Option(help="The authority's certificate; default: .RUN.ca.pem or pki/ca.pem beside the run.")
+        Path | None,
+        typer.Option(help="The authority's certificate; default: .RUN.ca.pem or pki/ca.pem beside the run."),
     ] = None,
     as_json: Json = False,
 ) -> None:
