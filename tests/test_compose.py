@@ -231,8 +231,9 @@ class TestUp:
         """
         count = (
             "import os, psutil\n"
-            "others = [p for p in psutil.process_iter() if p.pid != os.getpid()]\n"
-            "print(sum(p.memory_info().rss for p in others if 'clientapp' not in ' '.join(p.cmdline())))"
+            "others = [p.info for p in psutil.process_iter(['cmdline', 'memory_info', 'pid'])]\n"
+            "there = [p for p in others if p['cmdline'] and p['pid'] != os.getpid()]\n"
+            "print(sum(p['memory_info'].rss for p in there if 'clientapp' not in ' '.join(p['cmdline'])))"
         )
         assert 3e8 < float(stack.python("site-4", count).stdout) < SITE_MEMORY
 

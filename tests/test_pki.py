@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from fl_privacy.errors import LaunchError, ProtocolError
 from fl_privacy.launch.pki import LEAF_DAYS, Authority, load_key, write_secret
+from fl_privacy.wire import rpc
 from fl_privacy.wire.identity import ROLES, Identity, Keyring, peer
 from helpers import HOSTS, Keys, refused
 
@@ -218,8 +219,8 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(keys: Keys, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"key\.pem"):
-        Keyring(tmp_path).channel_credentials()
-    assert isinstance(keys.of("site", "site-0").server_credentials(), grpc.ServerCredentials)
+        rpc.server_credentials(Keyring(tmp_path))
+    assert isinstance(rpc.server_credentials(keys.of("site", "site-0")), grpc.ServerCredentials)
 
 
 def test_issuing_a_hundred_certificates_takes_seconds_at_most(keys: Keys, tmp_path: Path) -> None:

@@ -301,4 +301,4 @@ def test_files_that_do_not_belong_together_start_no_server(keys: Keys) -> None:
     own = keys.of("shuffler", "shuffler")
     own.key_file.write_bytes(keys.of("site", "site-0").key_file.read_bytes())
     with pytest.raises(LaunchError, match="belong together"):
-        own.server_credentials()
+        rpc.server_credentials(own)

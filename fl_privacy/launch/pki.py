@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fl_privacy.config import NAME
 from fl_privacy.errors import LaunchError, ProtocolError
 from fl_privacy.wire.identity import Identity, Keyring, load_crl
 
@@ -128,6 +127,8 @@ class Authority:
     @classmethod
     def create(cls, folder: Path, federation: str = "") -> Authority:
         """A new authority where there is none; with `federation` it signs for that one alone."""
+        from fl_privacy.config import NAME  # takes 14 MB, which gate and relay need not spend
+
         if federation and not re.fullmatch(NAME, federation):
             raise LaunchError(
                 f"federation: {federation!r} is no name of one; use small letters, digits and hyphens, at most 63"

@@ -1,4 +1,4 @@
-"""Who a peer is, by its certificate, and the credentials of one's own."""
+"""Who a peer is, by its certificate, and the files of one's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -104,28 +103,6 @@ class Keyring:
             return self.key_file.read_bytes(), self.certificate_file.read_bytes(), self.authority_file.read_bytes()
         except OSError as error:
             raise LaunchError(f"certificates: {error.filename}: {error.strerror}; check --keys") from None
-
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """Mutual TLS: a caller without a certificate of our authority does not get past the handshake.
-
-        The files are looked at for every new connection, so a renewed certificate needs no restart.
-        """
-        files = Renewing(self)
-        if not belong_together(*files.contents):
-            raise LaunchError(f"certificates: {self.folder}: key.pem, cert.pem and ca.pem do not belong together")
-
-        def configuration() -> Any:
-            key, certificate, authority = files.contents
-            return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
-
-        def renewed() -> Any:
-            return configuration() if files.changed() else None
-
-        return grpc.dynamic_ssl_server_credentials(configuration(), renewed, require_client_authentication=True)
-
-    def channel_credentials(self) -> grpc.ChannelCredentials:
-        key, certificate, authority = self.read()
-        return grpc.ssl_channel_credentials(authority, key, certificate)
 
     def refuse_revoked(self, certificate: x509.Certificate) -> None:
         """Raise if the authority revoked it, or if it expired since the handshake.

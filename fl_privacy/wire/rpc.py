@@ -12,7 +12,7 @@ from fl_privacy.errors import FederationError, LaunchError, ProtocolError
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire import stream
 from fl_privacy.wire.channel import Channel
-from fl_privacy.wire.identity import Keyring, certificate_of
+from fl_privacy.wire.identity import Keyring, Renewing, belong_together, certificate_of
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 Raiser = Callable[[ProtocolError], Any]
@@ -153,6 +153,25 @@ def channel(address: str, keys: Keyring) -> Channel:
     return Channel(address, keys, CHANNEL_OPTIONS)
 
 
+def server_credentials(keys: Keyring) -> grpc.ServerCredentials:
+    """Mutual TLS: a caller without a certificate of our authority does not get past the handshake.
+
+    The files are looked at for every new connection, so a renewed certificate needs no restart.
+    """
+    files = Renewing(keys)
+    if not belong_together(*files.contents):
+        raise LaunchError(f"certificates: {keys.folder}: key.pem, cert.pem and ca.pem do not belong together")
+
+    def configuration() -> Any:
+        key, certificate, authority = files.contents
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    def renewed() -> Any:
+        return configuration() if files.changed() else None
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), renewed, require_client_authentication=True)
+
+
 async def serve(name: str, servicer: Any, address: str, keys: Keyring, refused: Raiser | None = None) -> Any:
     """Start a mutual-TLS server of one service with gRPC health; returns (server, port)."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -163,7 +182,7 @@ async def serve(name: str, servicer: Any, address: str, keys: Keyring, refused: 
     for service in ("", name):
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
     try:
-        port = server.add_secure_port(address, keys.server_credentials())
+        port = server.add_secure_port(address, server_credentials(keys))
     except RuntimeError:
         port = 0
     if port == 0:
