@@ -206,6 +206,7 @@ class TestUp:
             assert host["ReadonlyRootfs"]
             assert "no-new-privileges:true" in host["SecurityOpt"]
             assert not host["PortBindings"]
+            assert found["State"]["Health"]["Status"] in ("healthy", "starting"), found["Name"]
             assert not [e for e in found["Config"]["Env"] if re.search("SECRET|KEY|TOKEN|PASS", e.split("=")[0])]
 
     def test_the_server_cannot_reach_a_site(self, stack: Stack) -> None:

@@ -71,7 +71,7 @@ def _service(federation: Federation, role: Role, name: str, image: str, run: str
         }
     made["depends_on"] = needs
     if role == "server":
-        made |= {"restart": "no", "healthcheck": {"disable": True}, "volumes": [kit, "done:/done", "runs:/runs", *data]}
+        made |= {"restart": "no", "volumes": [kit, "done:/done", "runs:/runs", *data]}
         return made | {"command": ["train", "/kit", "--done", "/done/done", "--run", run]}
     made |= {"command": ["serve", "/kit", "--until", "/done/done"], "volumes": [kit, done]}
     if role in ("site", "evaluator"):

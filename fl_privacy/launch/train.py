@@ -62,23 +62,27 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     ports = roles.Ports.free()
     supervisor = Supervisor(folder, fleet, Log("server"), [Watched(p) for p in roles.processes(folder, ports)])
     control = None
+
+    def check() -> None:
+        supervisor.step()
+        if supervisor.healthy:
+            (folder.run / "healthy").touch()
+        fleet.trim()
+
     try:
+        write_public(anchor(run_dir), folder.keys.authority_file.read_bytes())
         _write_plan(folder, run, run_dir, fleet)
         until = time.monotonic() + roles.START
         while not all(one.up for one in supervisor.watched):
-            supervisor.step()
+            check()
             if time.monotonic() > until:
                 raise LaunchError(f"server: its processes are not up after {roles.START:g} s; see {run_dir / 'logs'}")
             time.sleep(POLL)
         control = flower.Control(f"{roles.LOOPBACK}:{ports.relay}", folder.run / "relay.pem")
-        control.wait(supervisor.step, REACH)
-
-        def check() -> None:
-            supervisor.step()
-            fleet.trim()
-
+        control.wait(check, REACH)
         end = follow(run_dir, control, control.start_run({"home": str(folder.run)}), check, watch)
     finally:
+        (folder.run / "healthy").unlink(missing_ok=True)
         if control is not None:
             control.close()
         fleet.stop("superexec")
@@ -86,7 +90,6 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     watch(run_dir)
     if end[0] == "completed":
         (folder.state / "unfinished").unlink(missing_ok=True)
-    write_public(anchor(run_dir), folder.keys.authority_file.read_bytes())
     return Result.of(run_dir, end, time.monotonic() - began, [])
 
 
