@@ -19,7 +19,7 @@ import yaml
 
 from containers import ROOT, docker, enabled
 from fl_privacy.config import Federation
-from fl_privacy.errors import ConfigError
+from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.launch import compose
 
 FILE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -324,6 +324,9 @@ def test_every_site_is_given_the_gpu_of_the_config(
             assert request["Driver"] == "nvidia"
             assert request["DeviceIDs"] == [gpu]
             assert request["Capabilities"] == [["gpu"]]
+        if shutil.which("nvidia-smi") is None:
+            with pytest.raises(LaunchError, match="could not select device driver.*use device: cpu"):
+                project.compose("run", "--no-deps", "north")
         assert not asked["east"]
         assert not asked["shuffler"]
     finally:

@@ -24,6 +24,10 @@ from fl_privacy.launch.ground import new_run_name
 
 IMAGE = "fl-privacy:{torch}"
 RUNS = "/runs"
+FIXES = {
+    "could not select device driver": "install the NVIDIA Container Toolkit on this machine, or use device: cpu",
+    "no space left on device": "make room, for instance with docker system prune",
+}
 
 
 class Project:
@@ -72,7 +76,8 @@ class Project:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
             last = " | ".join(line.strip() for line in done.stderr.strip().splitlines()[-2:])
-            raise LaunchError(f"docker compose {words[0]}: {last}")
+            fix = next((f"; {fix}" for sign, fix in FIXES.items() if sign in done.stderr), "")
+            raise LaunchError(f"docker compose {words[0]}: {last}{fix}")
 
     def containers(self) -> dict[str, Any]:
         """By service."""
