@@ -325,7 +325,7 @@ def test_every_site_is_given_the_gpu_of_the_config(
             assert request["DeviceIDs"] == [gpu]
             assert request["Capabilities"] == [["gpu"]]
         if shutil.which("nvidia-smi") is None:
-            with pytest.raises(LaunchError, match="could not select device driver.*use device: cpu"):
+            with pytest.raises(LaunchError, match=r"could not select device driver.*use device: cpu"):
                 project.compose("run", "--no-deps", "north")
         assert not asked["east"]
         assert not asked["shuffler"]
