@@ -136,10 +136,11 @@ def serve(folder: Folder, until: Path | None = None) -> None:
                 supervisor.step()
                 if members is not None and all(one.up for one in watched):
                     members.keep()
-                if time.monotonic() - beat > HEALTH_EVERY and supervisor.healthy:
-                    (folder.run / "healthy").touch()
-                    beat = time.monotonic()
+                if time.monotonic() - beat > HEALTH_EVERY:
                     fleet.trim()
+                    if supervisor.healthy:
+                        (folder.run / "healthy").touch()
+                        beat = time.monotonic()
                 time.sleep(POLL)
         finally:
             (folder.run / "healthy").unlink(missing_ok=True)
