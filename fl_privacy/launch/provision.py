@@ -103,7 +103,8 @@ def _with_own(folder: Path, kit: Kit) -> Kit:
             "--out (in containers: docker compose -p NAME up)"
         )
     given = {name: getattr(old, name) for name in OWN if getattr(kit, name) is None}
-    return kit.model_copy(update={name: value for name, value in given.items() if value is not None})
+    own = {name: value for name, value in given.items() if value is not None}
+    return kit.model_copy(update={**own, "metrics": old.metrics})  # none at all is a choice too
 
 
 def _address(hosts: Hosts, role: Role, name: str) -> Address | None:
