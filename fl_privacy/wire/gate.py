@@ -116,6 +116,10 @@ class Gate:
             self._admit(identity)
             field = "revoked"
             self._keys.refuse_revoked(certificate)
+        except Refused as refused:
+            self._refused(FORBIDDEN, field, str(refused), caller, identity)
+            await calls.refuse(refused)  # with the date, by which its `preflight` compares clocks
+            return
         except (FederationError, ValueError) as error:
             self._refused(FORBIDDEN, field, str(error), caller, identity)
             return
@@ -137,7 +141,7 @@ class Gate:
         if identity.federation != self._federation:
             raise ProtocolError("PERMISSION_DENIED", f"certificate: of federation {identity.federation!r}")
         if identity.role not in APIS:
-            raise ProtocolError("PERMISSION_DENIED", f"certificate: a {identity.role} has no business here")
+            raise Refused(403, f"certificate: a {identity.role} has no business here")
 
     async def _requests(self, calls: Caller, identity: Identity, certificate: x509.Certificate, caller: str) -> None:
         upstream: Upstream | None = None
