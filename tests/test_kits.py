@@ -63,7 +63,7 @@ def test_kits_for_twenty_sites_are_there_in_seconds(tmp_path: Path) -> None:
     for path in made:
         assert Folder.open(path).keys.certificate_file.exists()
         assert {"kit.yaml", "federation.yaml", "README.md", "compose.yml"} <= {file.name for file in path.iterdir()}
-        assert (path / f"fl-privacy-{path.name}.service").exists() == (path.name != "server")
+        assert (path / f"fl-privacy-{path.name}.service").exists()
         assert path.stat().st_mode & 0o077 == 0
     assert len(list((tmp_path / "kits" / "superlink" / "nodes").glob("*.pub"))) == 20
 

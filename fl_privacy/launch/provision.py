@@ -120,9 +120,7 @@ def _write(folder: Path, kit: Kit, federation: Federation) -> None:
     write_kit(folder, kit)
     (folder / "federation.yaml").write_text(federation.to_yaml())
     (folder / "README.md").write_text(kit_files.readme(kit))
-    (folder / "compose.yml").write_text(kit_files.compose(kit))
-    if kit.role != "server":
-        (folder / f"fl-privacy-{kit.name}.service").write_text(kit_files.unit(kit))
+    kit_files.write(Folder(folder, kit, federation))
 
 
 def _shared_secret(out: Path) -> bytes:
