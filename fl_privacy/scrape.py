@@ -30,7 +30,7 @@ FIELDS = frozenset((
     "seed", "server", "settle", "shuffler", "site", "sites", "state", "stream", "superlink", "superseded", "ticket",
     "tier", "training",
     # at the gate: what a caller was refused for
-    "connections", "early", "expired", "foreign", "handshake", "request", "revoked",
+    "connections", "early", "expired", "foreign", "handshake", "request", "revoked", "role",
 ))
 OUTCOMES = {
     "site": ("uploaded", "not-sent", "failed"),

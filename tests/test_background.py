@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from fl_privacy.launch.kit import Folder
 from fl_privacy.launch.pki import Authority
 from fl_privacy.launch.processes import OLD_LOGS, Fleet
 from fl_privacy.launch.provision import Choices, provision
+from fl_privacy.launch.serve import alone
 from netns import left
 
 SERVES = """
@@ -146,6 +148,19 @@ def test_a_real_site_that_cannot_come_up_leaves_nothing_also_without_its_empty_f
     assert (done.returncode, "did not start: worker: data_dir" in done.stderr) == (2, True), done.stderr
     assert left(kit) == []
     assert json_of(cli("site", "status", kit, "--json"))["state"] == "down"
+
+
+def test_who_looks_whether_a_kit_is_served_keeps_nobody_from_serving_it(site: Folder) -> None:
+    site.run.mkdir()
+    with (site.run / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+        with alone(site):
+            assert site.served
+        assert not site.served
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LaunchError, match="is served already"), alone(site):
+            pass
 
 
 def test_what_a_background_site_writes_is_bounded_like_the_other_logs(tmp_path: Path) -> None:

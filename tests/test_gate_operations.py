@@ -76,6 +76,10 @@ def test_callers_are_counted_and_kept_with_the_reason_they_were_refused_for(gate
         assert found['fl_privacy_bytes_total{direction="in"}'] > 1000
         assert found['fl_privacy_bytes_total{direction="out"}'] > 50
         assert ask(sock, post("/v1/control/start-run"))[0] == 403
+    with gate.dial("site", "site-0") as sock:  # as `preflight` does, to compare clocks: no refusal worth a word
+        assert ask(sock, "GET / HTTP/1.1\nHost: gate\n\n")[0] == 403
+    with gate.dial("shuffler") as sock:
+        assert rest(sock).startswith(b"HTTP/1.1 403")
     strangers = [Keys(tmp_path / "other").of("site", "site-0"), gate.keys.expired("site", "late"), None]
     for keys in strangers:
         with suppress(ssl.SSLError), dial(gate.address, authority, keys) as sock:
@@ -93,6 +97,7 @@ def test_callers_are_counted_and_kept_with_the_reason_they_were_refused_for(gate
         ("UNAUTHENTICATED", "expired"): 1,
         ("UNAUTHENTICATED", "handshake"): 1,
         ("PERMISSION_DENIED", "foreign"): 1,
+        ("PERMISSION_DENIED", "role"): 1,
         ("PERMISSION_DENIED", "revoked"): 1,
     }
     eventually(lambda: gate.rejects() == wanted, 10)

@@ -31,6 +31,7 @@ AGE = 300.0  # then a caller must dial anew, and shows its renewed certificate
 REPEAT = 60.0
 REMEMBERED = 1024
 UNKNOWN, FORBIDDEN, MANY, WRONG = "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"
+GREETING = (b"GET", b"/")
 STATUSES = {403: FORBIDDEN, 413: MANY}
 EARLY, EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED
 
@@ -117,7 +118,7 @@ class Gate:
             field = "revoked"
             self._keys.refuse_revoked(certificate)
         except Refused as refused:
-            self._refused(FORBIDDEN, field, str(refused), caller, identity)
+            self._refused(FORBIDDEN, "role", str(refused), caller, identity)
             await calls.refuse(refused)  # with the date, by which its `preflight` compares clocks
             return
         except (FederationError, ValueError) as error:
@@ -149,6 +150,9 @@ class Gate:
         try:
             while (request := await calls.request()) is not None:
                 self._keys.refuse_revoked(certificate)
+                if (request.method, request.target) == GREETING:
+                    await calls.refuse(Refused(403, "nothing is here"))  # with the date, which `preflight` asks for
+                    return
                 check(request, identity.role)
                 if upstream is None or not upstream.usable:
                     if upstream is not None:
