@@ -61,6 +61,7 @@ RUN ldconfig -p | grep -q libgomp.so.1 || \
 COPY configs /configs
 COPY --from=project /layer /
 ENV PATH=/opt/venv/bin:$PATH \
+    VIRTUAL_ENV=/opt/venv \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp \
     TMPDIR=/tmp \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -151,7 +151,11 @@ class _ByMiddleware:
         futures = [self._pool.submit(client.collect, call) for call in calls]
         receipts: list[dict[str, Any]] = []
         try:
-            while wait(futures, RECEIPT_POLL).not_done:
+            # With one of several aggregators gone the others would wait for the deadline.
+            while wait(futures, RECEIPT_POLL, FIRST_EXCEPTION).not_done:
+                for future in futures:
+                    if future.done():
+                        future.result()
                 receipts += self._receipts()
                 if len(ask.cohort) - len(self._refusals) < self._federation.quorum:
                     raise RoundFailed(

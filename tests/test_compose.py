@@ -141,11 +141,20 @@ class Stack:
 
     def crash(self, service: str) -> None:
         """As a fault would: all its processes die at once, and nobody asked for it."""
-        self.compose("exec", "-T", service, "sh", "-c", "kill -9 -1", check=False)
+        crash(f"{PROJECT}-{service}-1")
 
     def python(self, service: str, code: str) -> subprocess.CompletedProcess[str]:
         command = ["docker", "compose", "exec", "-T", service, "python", "-c", code]
         return subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=60)
+
+
+def crash(container: str) -> None:
+    """Kill all that runs in a container, and see Docker start it again."""
+    docker("exec", container, "sh", "-c", "kill -9 -1", check=False)
+    end = time.monotonic() + 60
+    while docker("inspect", "--format", "{{.RestartCount}}", container).stdout.strip() == "0":
+        assert time.monotonic() < end, f"{container} did not fall"
+        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +182,19 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.mark.containers
+@pytest.mark.parametrize(("profile", "sites"), [("cpu", "site-"), ("gpu", "gpu-site-")])
+def test_every_profile_is_clean_and_has_its_sites(profile: str, sites: str) -> None:
+    file = ("compose", "--file", ROOT / "docker-compose.yml", "--profile", profile, "config")
+    quiet = docker(*file, "--quiet")
+    assert quiet.stdout + quiet.stderr == ""
+    services = docker(*file, "--services").stdout.split()
+    assert sorted(name for name in services if "site" in name) == [f"{sites}{k}" for k in range(5)]
+
+
+@pytest.mark.containers
 @pytest.mark.timeout(1500)
 class TestUp:
-    """One run, in the order of these tests; a site and the shuffler are killed in the middle of it."""
+    """One run, in the order of these tests; a site, the shuffler and the SuperLink are killed in the middle of it."""
 
     def test_it_comes_up_as_it_should(self, stack: Stack) -> None:
         stack.until(lambda: "round   1" in stack.logs("server"), "the first round")
@@ -217,9 +236,11 @@ class TestUp:
         )
         assert 3e8 < float(stack.python("site-4", count).stdout) < SITE_MEMORY
 
-    def test_it_completes_though_a_site_and_the_shuffler_are_killed(self, stack: Stack) -> None:
+    def test_it_completes_though_a_site_the_shuffler_and_the_superlink_are_killed(self, stack: Stack) -> None:
+        assert "round   4" not in stack.logs("server")
         stack.crash("site-2")
         stack.crash("shuffler")
+        stack.crash("superlink")
         assert stack.process.wait(PATIENCE) == 0
         printed = stack.logs("server")
         found = re.search(r"final accuracy (\d\.\d+) after 5 rounds", printed)
@@ -268,7 +289,7 @@ def test_the_engine_runs_shards_and_survives_a_killed_aggregator(stack: Stack, t
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(1)
-        docker("exec", name, "sh", "-c", "kill -9 -1", check=False)
+        crash(name)
         printed, _ = process.communicate(timeout=PATIENCE)
         result = json.loads(printed.splitlines()[-1])
         assert (result["status"], result["rounds"]) == ("completed", 6)

@@ -16,24 +16,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from commands import cli
+from enrolling import SHUFFLER, SITE, certificate, contents, join, make_kit
 from fl_privacy.cli import app
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.launch import enrol, papers, preflight
-from fl_privacy.launch.kit import Kit, write_kit
 from fl_privacy.launch.pki import Authority, alternative_names, load_key
 from fl_privacy.wire.identity import Identity, Keyring, belong_together
 from helpers import HOSTS, Keys
-
-
-def make_kit(folder: Path, role: str, name: str, federation: str = "test", hosts: tuple[str, ...] = ()) -> Path:
-    kit = folder / name
-    kit.mkdir(parents=True)
-    whole = Federation.parse(f"name: {federation}\nsites: 3")
-    (kit / "federation.yaml").write_text(whole.to_yaml())
-    values = {"federation": federation, "digest": whole.digest, "role": role, "name": name, "hosts": hosts}
-    write_kit(kit, Kit.model_validate(values))
-    return kit
 
 
 @pytest.fixture
@@ -46,23 +36,8 @@ def site(tmp_path: Path) -> Path:
     return make_kit(tmp_path / "kits", "site", "site-0")
 
 
-def join(authority: Authority, kit: Path, **options: Any) -> Path:
-    """The whole way; returns the signed file."""
-    [made] = enrol.sign(authority, [enrol.request(kit)[0]], **options)
-    enrol.install(kit, Path(made["file"]))
-    return Path(made["file"])
-
-
-def certificate(kit: Path) -> x509.Certificate:
-    return x509.load_pem_x509_certificate((kit / "keys" / "cert.pem").read_bytes())
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def test_a_party_gets_a_certificate_for_a_key_that_never_leaves_it(authority: Authority, site: Path) -> None:
@@ -164,8 +139,6 @@ def _csr(kit: Path, identity: Identity, *hosts: str, key: ec.EllipticCurvePrivat
     return made.public_bytes(serialization.Encoding.PEM).decode()
 
 
-SITE = Identity("test", "site", "site-0")
-SHUFFLER = Identity("test", "shuffler", "shuffler")
 # What is changed in a good request of site-0; where True, its holder signs it again.
 TAMPERED: dict[str, tuple[Callable[[Path, dict[str, Any]], dict[str, Any]], bool]] = {
     "csr for another name": (lambda kit, r: {"csr": _csr(kit, Identity("test", "site", "site-1"))}, True),

@@ -308,7 +308,7 @@ def test_a_renewed_certificate_is_shown_without_a_restart(front: Front) -> None:
     assert shown() != before
 
 
-def test_a_superlink_that_is_away_is_502_until_it_is_back(tmp_path: Path) -> None:
+def test_a_superlink_that_is_away_is_503_until_it_is_back(tmp_path: Path) -> None:
     local = LocalKeys.open(tmp_path, "superlink")
     echo = Echo(local)
     port = int(echo.address.rpartition(":")[2])
@@ -317,7 +317,7 @@ def test_a_superlink_that_is_away_is_502_until_it_is_back(tmp_path: Path) -> Non
         front.start()
         assert status(front, "site", post(FLEET)) == 200
         echo.close()
-        assert [status(front, "site", post(FLEET)) for _ in range(3)] == [502] * 3
+        assert [status(front, "site", post(FLEET)) for _ in range(3)] == [503] * 3
         echo = Echo(local, port)
         assert status(front, "site", post(FLEET)) == 200
         assert len(front.events("unreachable")) == 1
@@ -326,7 +326,7 @@ def test_a_superlink_that_is_away_is_502_until_it_is_back(tmp_path: Path) -> Non
         front.fleet.stop("gate")
         front.superlink = stranger.address
         front.start()
-        assert status(front, "site", post(FLEET)) == 502
+        assert status(front, "site", post(FLEET)) == 503
         stranger.close()
     finally:
         front.fleet.stop()

@@ -184,6 +184,26 @@ def test_a_broken_authority_says_which_and_what_to_do(tmp_path: Path, broken: st
         Authority.open(tmp_path)
 
 
+def test_an_authority_with_a_password_or_of_two_halves_is_refused(tmp_path: Path) -> None:
+    one, other = Authority.create(tmp_path / "one"), Authority.create(tmp_path / "other")
+    (one.folder / "ca.key").write_bytes((other.folder / "ca.key").read_bytes())
+    with pytest.raises(LaunchError, match=r"ca\.key is not the key of ca\.pem; restore"):
+        Authority.load(one.folder)
+    how = serialization.BestAvailableEncryption(b"word")
+    encrypted = one.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
+    (one.folder / "ca.key").write_bytes(encrypted)
+    with pytest.raises(LaunchError, match=r"authority .*ca\.key: has a password.*restore it"):
+        Authority.load(one.folder)
+
+
+@pytest.mark.parametrize("name", ["Foo Bar", "-a", "a_b", "a\n", "a" * 64, "../a"])
+def test_an_authority_for_a_federation_that_cannot_be_is_not_made(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LaunchError, match=r"federation: .*use small letters"):
+        Authority.create(tmp_path / "ca", name)
+    assert not (tmp_path / "ca").exists()
+    assert Authority.create(tmp_path / "ca", "cardio-2").federation == "cardio-2"
+
+
 def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import ed25519
 

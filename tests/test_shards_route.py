@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import threading
 import time
 from collections import defaultdict
 from pathlib import Path
 
+import grpc
 import numpy as np
 import psutil
 import pytest
@@ -19,8 +21,11 @@ from fl_privacy.config import Federation
 from fl_privacy.launch.engine import up
 from fl_privacy.launch.follow import Result
 from fl_privacy.shard import masks
-from fl_privacy.tasks.workload import Workload
+from fl_privacy.tasks.workload import Workload, layout_of
 from fl_privacy.transcript import open_run
+from fl_privacy.wire import client
+from helpers import Keys, attempt_name, deploy
+from server_app.routes import Ask, ThroughShards, retryable
 
 SITES, AGGREGATORS, ROUNDS = 3, 3, 2
 CONFIG = f"""
@@ -167,3 +172,35 @@ def test_shards_give_what_fedavg_gives(metered: tuple[Result, SocketMeter, Path]
         updates = np.stack([work.update(model, data[name], name, round) for name in federation.site_names])
         model = optimiser.make("fedavg").step(model, mean.weighted(updates, exact=True))
     assert work.evaluate(model).loss == metered[0].loss
+
+
+class Silent:
+    """Sites that never answer."""
+
+    def send(self, *_: object) -> None: ...
+
+    def receipts(self) -> list[object]:
+        return []
+
+
+def test_one_killed_aggregator_ends_the_attempt_at_once(tmp_path: Path) -> None:
+    federation = Federation.parse(CONFIG).model_copy(update={"deadline": 60.0})
+    keys = Keys(tmp_path / "pki", federation.name)
+    there = [deploy(tmp_path / "a", keys, federation, "aggregator", k) for k in range(AGGREGATORS)]
+    layout = layout_of(federation)
+    owners = masks.owners(layout.size, AGGREGATORS, federation.seed)
+    for one, shard in zip(there, masks.split(np.zeros(layout.size, np.float32), owners, AGGREGATORS), strict=True):
+        client.seed(one.party("evaluator", "evaluator").stub, "a-run", shard, 30.0)
+    stubs = [one.server for one in there]
+    route = ThroughShards(federation, Silent(), layout, stubs)  # type: ignore[arg-type]
+    ask = Ask("a-run", 1, 1, attempt_name(), federation.site_names, invite=True)
+    began = time.monotonic()
+    threading.Timer(3.0, there[1].fleet.children[there[1].name].signal, [signal.SIGKILL]).start()
+    try:
+        with pytest.raises(grpc.RpcError) as failed:
+            route.play(ask, None)
+        assert retryable(failed.value) == "middleware: UNAVAILABLE"
+        assert 2.5 < time.monotonic() - began < 30
+    finally:
+        for one in there:
+            one.stop()

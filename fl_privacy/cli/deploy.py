@@ -153,10 +153,10 @@ def train(
     from fl_privacy.launch.train import train as start
     from fl_privacy.launch.view import View
 
-    folder = Folder.open(kit)
     signal.signal(signal.SIGTERM, interrupt)
-    federation = folder.federation
     try:
+        folder = Folder.open(kit)
+        federation = folder.federation
         with View(federation.rounds, federation.cohort, err if as_json else out) as view:
             result = start(folder, anew, run, view)
         if as_json:
@@ -174,9 +174,11 @@ def train(
 
 def _copy(result: Result, target: Path) -> None:
     from fl_privacy.launch.train import export
+    from fl_privacy.transcript.run import anchor
 
     if export(result, target):
         print(f"and a copy in  {target}/{result.run}", flush=True)
     else:
         print(f"{target} may not be written by user {os.getuid()}; to take the run out of the container:", flush=True)
         print(f"  docker compose cp server:{result.path} runs/", flush=True)
+        print(f"  docker compose cp server:{anchor(Path(result.path))} runs/", flush=True)

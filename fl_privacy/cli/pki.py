@@ -47,7 +47,8 @@ def init(
 
 def _asked(path: Path, asked: Any, as_json: bool) -> None:
     found = {**asked.describe(), "file": str(path)}
-    lines = [f"{found['identity']}  key {found['key']}"]
+    hosts = f"  hosts {', '.join(found['hosts'])}" if found["hosts"] else ""
+    lines = [f"{found['identity']}  key {found['key']}{hosts}"]
     lines += [f"node {found['node']}"] if "node" in found else []
     _tell(found, as_json, *lines, f"send {path} to the authority, and tell it the fingerprints by another way")
 
@@ -79,7 +80,9 @@ def sign(
     requests: Annotated[list[Path], typer.Argument(metavar="REQUEST...", show_default=False)],
     days: Annotated[int | None, typer.Option(help="How long they are valid; default: 90.")] = None,
     out_: Annotated[Path | None, typer.Option("--out", help="Folder; default: beside each request.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Also for a party that lost its key.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also for a party that lost its key or got a new host name.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Sign requests: all, or none if one is not in order."""
@@ -91,9 +94,11 @@ def sign(
     for one in made:
         hosts = f"  hosts {', '.join(one['hosts'])}" if one["hosts"] else ""
         lines.append(f"{one['identity']}  until {one['until'][:10]}  key {one['key']}{hosts}")
+        if one["shared"]:
+            lines.append(f"  is dialled by a name of {', '.join(one['shared'])}: right only if they share a machine")
         lines += [f"  node {one['node']}"] if "node" in one else []
         lines.append(f"  {one['file']}")
-    _tell(made, as_json, *lines, "compare the fingerprints with each party before you send the files back")
+    _tell(made, as_json, *lines, "compare fingerprints and hosts with each party before you send the files back")
 
 
 @commands.command()

@@ -20,17 +20,21 @@ app.add_typer(commands, name="transcript")
 def verify(
     run: RunPath,
     ca: Annotated[
-        Path | None, typer.Option(help="The authority's certificate; default: pki/ca.pem beside the run.")
+        Path | None,
+        typer.Option(help="The authority's certificate; default: .RUN.ca.pem or pki/ca.pem beside the run."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Check every digest, chain and signature of a run."""
     from fl_privacy.transcript import verify as check
+    from fl_privacy.transcript.run import anchor
 
-    anchor = ca or run.resolve().parent / "pki" / "ca.pem"
-    if not anchor.exists():
-        raise FederationError(f"ca: {anchor} is not there; give the authority's certificate with --ca")
-    report = check(run, anchor.read_bytes())
+    run = run.resolve()
+    own = anchor(run)  # of a run across machines or containers; those of the local engine share one
+    found = ca or (own if own.exists() else run.parent / "pki" / "ca.pem")
+    if not found.exists():
+        raise FederationError(f"ca: {found} is not there; give the authority's certificate with --ca")
+    report = check(run, found.read_bytes())
     if as_json:
         print(json.dumps({"ok": report.ok, "findings": [vars(finding) for finding in report.findings]}))
     else:

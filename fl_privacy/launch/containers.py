@@ -113,7 +113,7 @@ def up(
         if code and "(logs:" not in reason:
             raise LaunchError(reason or f"the server's container ended with {code}")  # before there was a run
         project.take("server", f"{RUNS}/{project.run}", project.runs_dir)
-        project.take("server", f"{RUNS}/pki", project.runs_dir)
+        project.take("server", f"{RUNS}/.{project.run}.ca.pem", project.runs_dir)
         ledgers = _ledgers(project)
     finally:
         project.compose("down", "--timeout", "10")

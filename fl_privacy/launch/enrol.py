@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fl_privacy.launch import pki
 from fl_privacy.launch.kit import Folder
 from fl_privacy.launch.papers import (
     BROKEN,
+    MAX_SIGNED,
     Asked,
     Renewal,
     Request,
@@ -29,10 +31,9 @@ from fl_privacy.launch.papers import (
     sign_text,
     verify_text,
 )
-from fl_privacy.launch.pki import Authority, fingerprint, load_key, write_public, write_secret
+from fl_privacy.launch.pki import Authority, Record, fingerprint, load_certificate, load_key, write_public, write_secret
 from fl_privacy.wire.identity import Identity, Keyring, load_crl
 
-MAX_CRL = 16 * 2**20
 MAX_DAYS = 825
 _CRL = b"-----BEGIN X509 CRL-----"
 
@@ -58,9 +59,10 @@ def renew(kit: Path, new_key: bool = False, out: Path | None = None) -> tuple[Pa
     identity, hosts = party(kit)
     if not keys.certificate_file.exists() or not keys.key_file.exists():
         raise LaunchError(f"kit {kit}: has no certificate to renew; use `fl-privacy pki request {kit}`")
-    old = load_key(keys.key_file)
+    old, certificate = load_key(keys.key_file), load_certificate(keys.certificate_file)
+    text = certificate.public_bytes(serialization.Encoding.PEM).decode()
     key = _own_key(_next_key(keys)) if new_key else old
-    return _write_request(kit, identity, hosts, key, (old, keys.certificate_file.read_text()), out)
+    return _write_request(kit, identity, hosts, key, (old, text), out)
 
 
 def _write_request(
@@ -102,7 +104,11 @@ def sign(
     asked = [check(read(Request, path, "request"), path) for path in requests]
     with authority.locked():
         _admit(authority, asked, replace)
-        return [_sign_one(authority, one, days, out) for one in asked]
+        made = [_sign_one(authority, one, days, out) for one in asked]
+        records, revoked = authority.records(), authority.revoked()
+    for one in made:
+        one["shared"] = shared(one["hosts"], one["identity"], records, revoked)
+    return made
 
 
 def _admit(authority: Authority, asked: Sequence[Asked], replace: bool) -> None:
@@ -123,6 +129,38 @@ def _admit(authority: Authority, asked: Sequence[Asked], replace: bool) -> None:
         known = {record.key for record in records if record.identity == uri}
         if known and fingerprint(one.key) not in known and not replace:
             _check_renewal(authority, one)
+        if known and not replace:
+            _check_hosts(one, records, revoked)
+
+
+def _check_hosts(one: Asked, records: Sequence[Record], revoked: frozenset[int]) -> None:
+    """A renewal, which is signed without asking, brings no host name more: sites believe whom they dial by it."""
+    uri = one.identity.uri
+    newest = max(record.since for record in records if record.identity == uri)
+    had = {_plain(host) for r in records if r.identity == uri and r.since == newest for host in r.hosts}
+    for host in one.request.hosts:
+        if _plain(host) not in had:
+            others = shared([host], uri, records, revoked)
+            of = f", a name of {', '.join(others)}," if others else ""
+            raise LaunchError(
+                f"request {one.source}: {uri} asks for host {host}{of} that its last certificate is not for; "
+                "remove it from the kit's hosts, or if you know that this party is dialled by it, sign with --replace"
+            )
+
+
+def shared(hosts: Sequence[str], uri: str, records: Sequence[Record], revoked: frozenset[int]) -> list[str]:
+    """The other identities with a valid certificate for one of these hosts."""
+    wanted = set(map(_plain, hosts))
+    valid = [r for r in records if r.identity != uri and not r.expired and r.number not in revoked]
+    return sorted({r.identity for r in valid if wanted & set(map(_plain, r.hosts))})
+
+
+def _plain(host: str) -> str:
+    """One spelling of a name or address."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower()
 
 
 def _check_renewal(authority: Authority, one: Asked) -> None:
@@ -145,15 +183,17 @@ def _check_renewal(authority: Authority, one: Asked) -> None:
 
 def _sign_one(authority: Authority, one: Asked, days: int | None, out: Path | None) -> dict[str, Any]:
     certificate = authority.certify(one.identity, one.key, one.request.hosts, days)
+    revoked = authority.revocations()
     made = Signed(
         identity=one.identity.uri,
         certificate=certificate.public_bytes(serialization.Encoding.PEM).decode(),
         ca=authority.pem.decode(),
         node=one.request.node,
+        revoked=None if revoked is None else revoked.decode(),
     )
     made = made.model_copy(update={"signature": sign_text(authority.key, made.payload)})
     target = (out or one.source.parent) / f"{one.identity.name}.signed.json"
-    write_public(target, made.model_dump_json(indent=1).encode())
+    write_public(target, made.model_dump_json(indent=1, exclude_none=True).encode())
     until = certificate.not_valid_after_utc.isoformat()
     return {**one.describe(), "serial": f"{certificate.serial_number:x}", "until": until, "file": str(target)}
 
@@ -161,10 +201,10 @@ def _sign_one(authority: Authority, one: Asked, days: int | None, out: Path | No
 def install(kit: Path, file: Path) -> dict[str, Any]:
     """Take in what the authority sent: our certificate, its revocations, or for a superlink a site's node."""
     identity, _ = party(kit)
-    data = bounded(file, MAX_CRL, "file")
+    data = bounded(file, MAX_SIGNED, "file")
     if data.lstrip().startswith(_CRL):
         return _install_crl(kit, file, data)
-    signed = read(Signed, file, "signed file")
+    signed = read(Signed, file, "signed file", MAX_SIGNED)
     where = f"signed file {file}"
     keys = Keyring(kit / "keys")
     certificate = _check_signed(signed, keys, where)
@@ -188,6 +228,8 @@ def _check_signed(signed: Signed, keys: Keyring, where: str) -> x509.Certificate
         verify_text(authority.public_key(), signed.signature, signed.payload)
         if Identity.of(certificate).uri != signed.identity:
             raise ValueError
+        if signed.revoked is not None:
+            load_crl(signed.revoked.encode(), authority)
     except (*BROKEN, ProtocolError):
         raise LaunchError(f"{where}: not as its authority signed it; have it sent again") from None
     keys.refuse_revoked(certificate)
@@ -206,6 +248,7 @@ def _install_own(keys: Keyring, signed: Signed, certificate: x509.Certificate, w
     if fits[0] == pending:
         pending.replace(keys.key_file)
     write_public(keys.authority_file, signed.ca.encode())
+    _install_brought(keys, signed)
     write_public(keys.certificate_file, signed.certificate.encode())
     authority = x509.load_pem_x509_certificate(signed.ca.encode())
     return {
@@ -218,29 +261,32 @@ def _install_own(keys: Keyring, signed: Signed, certificate: x509.Certificate, w
 
 
 def _install_node(kit: Path, site: Identity, signed: Signed, where: str) -> dict[str, Any]:
-    if not Keyring(kit / "keys").authority_file.exists():
+    keys = Keyring(kit / "keys")
+    if not keys.authority_file.exists():
         raise LaunchError(f"{where}: this kit knows no authority yet; install its own signed file first")
     if signed.node is None:
         raise LaunchError(f"{where}: brings no node's key; have the site ask anew")
+    _install_brought(keys, signed)
     target = kit / "nodes" / f"{site.name}.pub"
     write_public(target, signed.node.encode())
     return {"installed": "node", "identity": site.uri, "file": str(target)}
+
+
+def _install_brought(keys: Keyring, signed: Signed) -> None:
+    """The revocations that a signed file brings along; newer ones that are in place stay."""
+    if signed.revoked is not None:
+        pki.install_crl(keys.revoked_file, signed.revoked.encode(), load_certificate(keys.authority_file))
 
 
 def _install_crl(kit: Path, file: Path, data: bytes) -> dict[str, Any]:
     keys = Keyring(kit / "keys")
     try:
         authority = x509.load_pem_x509_certificate(keys.authority_file.read_bytes())
-        crl = load_crl(data, authority)
-    except (OSError, ValueError):
+        crl = pki.install_crl(keys.revoked_file, data, authority)
+    except (FileNotFoundError, ValueError):
         raise LaunchError(f"revocations {file}: not by the authority of {keys.authority_file}") from None
-    try:
-        newest = pki.crl_number(load_crl(keys.revoked_file.read_bytes(), authority))
-    except (OSError, ValueError):
-        newest = -1
-    if pki.crl_number(crl) < newest:
+    if crl is None:
         raise LaunchError(f"revocations {file}: older than those in place; take the authority's newest revoked.pem")
-    write_public(keys.revoked_file, data)
     return {"installed": "revocations", "count": len(crl), "file": str(keys.revoked_file)}
 
 
@@ -272,11 +318,14 @@ def _node_key(path: Path) -> str:
     from fl_privacy.launch.flower import node_key
 
     if not path.exists():
-        return node_key(path).decode()
+        made = node_key(path)
+        # `provision --sign` takes it from there.
+        write_public(path.with_name("node.pub"), made)
+        return made.decode()
     path.chmod(0o600)
     try:
         public = serialization.load_ssh_private_key(path.read_bytes(), None).public_key()
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise LaunchError(f"node key {path}: cannot be read; remove it to have a new one made") from None
     encoded = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return encoded.decode()

@@ -184,7 +184,10 @@ class Control:
 
     def start_again(self) -> int:
         """Submit the last run once more, under a new id; the ServerApp goes on from its last checkpoint."""
-        reply = self._client.StartRun(self._asked)
+        try:
+            reply = self._client.StartRun(self._asked)
+        except httpx.HTTPError as error:
+            raise LaunchError(f"superlink {self._address}: did not take the run ({error}); try again") from None
         if not reply.HasField("run_id"):
             raise LaunchError("superlink: did not start the run; see its log")
         return int(reply.run_id)

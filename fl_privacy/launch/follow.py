@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from fl_privacy.errors import LaunchError
 from fl_privacy.launch.processes import Tail
 
 POLL = 0.1
@@ -62,7 +63,7 @@ def follow(
 
     Where Flower gives up before the server had its sites (Ray's runtime does not always come up within its 30 s on a
     loaded machine), nothing has been asked of a site, and the run is submitted again. A SuperLink on another machine
-    may be out of reach for a while: it is asked again.
+    may be out of reach for a while, or be started again: it is asked again.
     """
     checked, again, begun = time.monotonic(), RESTARTS, False
     tail = Tail(run_dir / "logs" / "server.log")
@@ -77,6 +78,10 @@ def follow(
             check()
             try:
                 found = control.status(flower_run)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code < 500:
+                    raise LaunchError(f"superlink: refuses the server ({error.response.text[:200]})") from None
+                continue
             except httpx.TransportError:
                 continue
             if found.status == "finished":

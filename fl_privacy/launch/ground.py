@@ -71,11 +71,9 @@ class Ground:
             pki = self.runs_dir / "pki"
             authority = Authority.open(pki)
             for role, name in parties(self.federation):
-                folder = self.keys(role, name).folder
-                if not (folder / "cert.pem").exists():
-                    # Only who listens may be dialled: a site's certificate must not pass for the shuffler's.
-                    hosts = HOSTS if role in LISTENING else ()
-                    authority.issue(Identity(self.federation.name, role, name), folder, hosts)
+                # Only who listens may be dialled: a site's certificate must not pass for the shuffler's.
+                hosts = HOSTS if role in LISTENING else ()
+                authority.keep(Identity(self.federation.name, role, name), self.keys(role, name).folder, hosts)
         except OSError as error:
             raise LaunchError(
                 f"runs-dir {self.runs_dir}: {error.strerror or error}; choose another --runs-dir"

@@ -24,8 +24,13 @@ from fl_privacy.reading import validated
 from fl_privacy.wire.identity import LISTENING, ROLES, Identity
 
 MAX_FILE = 64 * 1024
+MAX_CRL = 16 * 2**20
+MAX_SIGNED = 2 * MAX_CRL
+MAX_HOSTS = 16
 _CURVES = ("secp256r1", "secp384r1")
-_DNS = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I)
+_DNS = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
+)
 BROKEN = (
     ValueError,
     TypeError,
@@ -38,6 +43,7 @@ BROKEN = (
 )
 
 Pem = Annotated[str, StringConstraints(max_length=8192)]
+Crl = Annotated[str, StringConstraints(max_length=MAX_CRL)]
 Signature = Annotated[str, StringConstraints(max_length=256)]
 Name = Annotated[str, StringConstraints(max_length=256)]
 M = TypeVar("M", bound=BaseModel)
@@ -57,7 +63,7 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     version: Literal[1] = 1
     identity: Name
-    hosts: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
+    hosts: Annotated[tuple[Name, ...], Field(max_length=MAX_HOSTS)] = ()
     csr: Pem
     node: Pem | None = None
     signature: Signature = ""
@@ -77,11 +83,14 @@ class Signed(BaseModel):
     certificate: Pem
     ca: Pem
     node: Pem | None = None
+    revoked: Crl | None = None
     signature: Signature = ""
 
     @property
     def payload(self) -> bytes:
-        return b"fl-privacy signed\n" + _canonical(self, {"signature"})
+        """Without a word of revocations where there are none, as files were signed before they could bring any."""
+        without = {"signature"} if self.revoked is not None else {"signature", "revoked"}
+        return b"fl-privacy signed\n" + _canonical(self, without)
 
 
 @dataclass(frozen=True)
@@ -139,6 +148,8 @@ def hosts_of(identity: Identity, hosts: Sequence[object], where: str) -> tuple[s
     """Names and addresses as they are; a party that does not listen has none."""
     if hosts and identity.role not in LISTENING:
         raise LaunchError(f"{where}: a {identity.role} is never dialled; remove its hosts")
+    if len(hosts) > MAX_HOSTS:
+        raise LaunchError(f"{where}: {len(hosts)} hosts; name at most {MAX_HOSTS}")
     for host in hosts:
         if not isinstance(host, str) or not (_DNS.fullmatch(host) or _is_address(host)):
             raise LaunchError(f"{where}: host {str(host)[:80]!r} is no name or address")
@@ -147,7 +158,8 @@ def hosts_of(identity: Identity, hosts: Sequence[object], where: str) -> tuple[s
 
 def _is_address(host: str) -> bool:
     try:
-        return bool(ipaddress.ip_address(host))
+        # An address with a zone is good on one machine only, and no certificate can hold it.
+        return "%" not in host and bool(ipaddress.ip_address(host))
     except ValueError:
         return False
 
@@ -169,8 +181,8 @@ def verify_text(key: object, signature: str, payload: bytes) -> None:
         raise ValueError("not base64") from None
 
 
-def read(model: type[M], path: Path, what: str) -> M:
-    data = bounded(path, MAX_FILE, what)
+def read(model: type[M], path: Path, what: str, limit: int = MAX_FILE) -> M:
+    data = bounded(path, limit, what)
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):

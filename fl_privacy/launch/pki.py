@@ -8,6 +8,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fl_privacy.errors import LaunchError
+from fl_privacy.config import NAME
+from fl_privacy.errors import LaunchError, ProtocolError
 from fl_privacy.wire.identity import Identity, Keyring, load_crl
 
 ROOT_DAYS = 3650
@@ -61,10 +64,37 @@ def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    try:
+        return _key_in(path)
+    except ValueError as error:
+        raise LaunchError(f"key {path}: {error}; restore it, or remove it to have a new one made") from None
+
+
+def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
+    """ValueError for whatever is no key of ours: roles start unattended, so one with a password is none."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except TypeError:
+        raise ValueError("has a password, and must have none") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("not a private key in PEM") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise LaunchError(f"key {path}: not an elliptic-curve key; make a new one")
+        raise ValueError("not an elliptic-curve key")
     return key
+
+
+def _certificate_in(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise ValueError("not a certificate in PEM") from None
+
+
+def load_certificate(path: Path) -> x509.Certificate:
+    try:
+        return _certificate_in(path)
+    except ValueError as error:
+        raise LaunchError(f"certificate {path}: {error}; restore it, or remove it and ask anew") from None
 
 
 @dataclass(frozen=True)
@@ -98,6 +128,10 @@ class Authority:
     @classmethod
     def create(cls, folder: Path, federation: str = "") -> Authority:
         """A new authority where there is none; with `federation` it signs for that one alone."""
+        if federation and not re.fullmatch(NAME, federation):
+            raise LaunchError(
+                f"federation: {federation!r} is no name of one; use small letters, digits and hyphens, at most 63"
+            )
         key_file, certificate_file = folder / "ca.key", folder / "ca.pem"
         if key_file.exists() or certificate_file.exists():
             raise LaunchError(f"authority {folder}: is there already; choose another folder to make a new one")
@@ -122,11 +156,16 @@ class Authority:
         if not key_file.exists() and not certificate_file.exists():
             raise LaunchError(f"authority {folder}: there is none; make it with `fl-privacy pki init {folder}`")
         try:
-            return cls(folder, load_key(key_file), x509.load_pem_x509_certificate(certificate_file.read_bytes()))
+            key = _key_in(key_file)
         except (OSError, ValueError) as error:
-            raise LaunchError(
-                f"authority {folder}: {error}; restore it, or remove the folder to make a new one"
-            ) from None
+            raise _broken(key_file, error) from None
+        try:
+            certificate = _certificate_in(certificate_file)
+        except (OSError, ValueError) as error:
+            raise _broken(certificate_file, error) from None
+        if certificate.public_key() != key.public_key():
+            raise LaunchError(f"authority {folder}: ca.key is not the key of ca.pem; restore the two from one backup")
+        return cls(folder, key, certificate)
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
@@ -142,7 +181,7 @@ class Authority:
     def federation(self) -> str:
         """The one federation it signs for; empty: any."""
         file = self.folder / "federation"
-        return file.read_text().strip() if file.exists() else ""
+        return file.read_text(errors="replace").strip() if file.exists() else ""
 
     @property
     def revoked_file(self) -> Path:
@@ -167,6 +206,44 @@ class Authority:
         write_public(keys.certificate_file, certificate.public_bytes(serialization.Encoding.PEM))
         write_public(keys.authority_file, self.pem)
         return keys
+
+    def keep(self, identity: Identity, folder: Path, hosts: Sequence[str] = ()) -> None:
+        """A party's certificate, made if there is none and made anew in its last third or if it does not fit.
+
+        The key stays, for what it signed is checked against it. A revoked party is not let back in.
+        """
+        keys = Keyring(folder)
+        if self.has_revoked(keys):
+            return
+        try:
+            made, key = _certificate_in(keys.certificate_file), _key_in(keys.key_file)
+            whole = made.public_key() == key.public_key()
+        except (FileNotFoundError, ValueError):
+            whole = False
+        if not whole:
+            self.issue(identity, folder, hosts)
+        elif not self._fits(made, identity, hosts):
+            fresh = self.certify(identity, key.public_key(), hosts)
+            write_public(keys.authority_file, self.pem)
+            write_public(keys.certificate_file, fresh.public_bytes(serialization.Encoding.PEM))
+
+    def has_revoked(self, keys: Keyring) -> bool:
+        """Whether the certificate in that folder was revoked; one that is not there was not."""
+        try:
+            return _certificate_in(keys.certificate_file).serial_number in self.revoked()
+        except (FileNotFoundError, ValueError):
+            return False
+
+    def _fits(self, made: x509.Certificate, identity: Identity, hosts: Sequence[str]) -> bool:
+        """Whether a certificate is ours, for this party and these hosts, with a third of its time to go."""
+        start, end = made.not_valid_before_utc, made.not_valid_after_utc
+        try:
+            made.verify_directly_issued_by(self.certificate)
+            names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            same = Identity.of(made) == identity and set(names) == set(alternative_names(identity, hosts))
+        except (ValueError, TypeError, InvalidSignature, ProtocolError, x509.ExtensionNotFound):
+            return False
+        return same and dt.datetime.now(dt.UTC) < end - (end - start) / 3
 
     def certify(
         self, identity: Identity, key: ec.EllipticCurvePublicKey, hosts: Sequence[str] = (), days: int | None = None
@@ -211,6 +288,11 @@ class Authority:
         crl = self._crl()
         return frozenset() if crl is None else frozenset(entry.serial_number for entry in crl)
 
+    def revocations(self) -> bytes | None:
+        """The newest list of them, if there ever was one, for those who must know."""
+        crl = self._crl()
+        return None if crl is None else crl.public_bytes(serialization.Encoding.PEM)
+
     def revoke(self, identity: str) -> list[Record]:
         """Revoke every certificate of an identity, also expired ones: their keys must not come back."""
         with self.locked():
@@ -247,6 +329,24 @@ class Authority:
             entry = x509.RevokedCertificateBuilder().serial_number(record.number).revocation_date(now).build()
             builder = builder.add_revoked_certificate(entry)
         return builder.sign(self.key, hashes.SHA256())
+
+
+def _broken(file: Path, error: OSError | ValueError) -> LaunchError:
+    why = getattr(error, "strerror", None) or error
+    return LaunchError(f"authority {file}: {why}; restore it, or remove the folder to make a new one")
+
+
+def install_crl(file: Path, data: bytes, authority: x509.Certificate) -> x509.CertificateRevocationList | None:
+    """Put revocations in place; None if newer ones are there, ValueError if they are not this authority's."""
+    crl = load_crl(data, authority)
+    try:
+        newest = crl_number(load_crl(file.read_bytes(), authority))
+    except (OSError, ValueError):
+        newest = -1
+    if crl_number(crl) < newest:
+        return None
+    write_public(file, data)
+    return crl
 
 
 def crl_number(crl: x509.CertificateRevocationList) -> int:

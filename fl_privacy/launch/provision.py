@@ -10,7 +10,8 @@ from fl_privacy.config import Address, Federation, Hosts, ShardsRoute
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.launch import flower, kit_files
 from fl_privacy.launch.kit import Folder, Kit, Role, middleware_of, parties, read_kit, write_kit
-from fl_privacy.launch.pki import Authority, write_secret
+from fl_privacy.launch.pki import Authority, install_crl, write_secret
+from fl_privacy.wire.identity import Keyring
 
 EVERYWHERE, EVERYWHERE_6 = "0.0.0.0", "[::]"
 METRICS = "127.0.0.1:9464"
@@ -47,6 +48,7 @@ def provision(
     try:
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
         secret = _shared_secret(out)
+        revoked = None if authority is None else authority.revocations()
         for _, name in wanted:
             _check_trust(out / name, authority)
         for role, name in wanted:
@@ -57,11 +59,13 @@ def provision(
                 write_secret(folder / "secret", secret)
             if authority is not None:
                 (folder / "keys" / "ca.pem").write_bytes(authority.pem)
+                if revoked is not None:
+                    install_crl(folder / "keys" / "revoked.pem", revoked, authority.certificate)
             if sign and authority is not None:
                 _sign(Folder.open(folder), authority)
             made.append(folder)
-        if sign:
-            _introduce(out, federation)
+        if sign and authority is not None:
+            _introduce(out, federation, authority)
     except OSError as error:
         raise LaunchError(f"out {out}: {error.filename}: {error.strerror}; make room or choose another --out") from None
     return made
@@ -139,18 +143,17 @@ def _check_trust(folder: Path, authority: Authority | None) -> None:
 
 
 def _sign(folder: Folder, authority: Authority) -> None:
-    if not folder.keys.certificate_file.exists():
-        authority.issue(folder.identity, folder.keys.folder, folder.kit.hosts)
+    authority.keep(folder.identity, folder.keys.folder, folder.kit.hosts)
     if folder.kit.role == "site" and not folder.node_key.exists():
         folder.node_key.parent.mkdir(exist_ok=True, mode=0o700)
         (folder.node_key.parent / "node.pub").write_bytes(flower.node_key(folder.node_key))
 
 
-def _introduce(out: Path, federation: Federation) -> None:
-    """The SuperLink's kit learns the sites' public keys."""
+def _introduce(out: Path, federation: Federation, authority: Authority) -> None:
+    """The SuperLink's kit learns the sites' public keys, but for sites that were removed."""
     nodes = out / "superlink" / "nodes"
     nodes.mkdir(exist_ok=True)
     for name in federation.site_names:
         key = out / name / "node" / "node.pub"
-        if key.exists():
+        if key.exists() and not authority.has_revoked(Keyring(out / name / "keys")):
             (nodes / f"{name}.pub").write_bytes(key.read_bytes())

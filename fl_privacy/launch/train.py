@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -14,11 +13,13 @@ from fl_privacy.launch import flower, roles
 from fl_privacy.launch.follow import Result, follow
 from fl_privacy.launch.ground import new_run_name
 from fl_privacy.launch.kit import Folder, observers
+from fl_privacy.launch.pki import write_public
 from fl_privacy.launch.plan import ServerPlan
 from fl_privacy.launch.preflight import disk
 from fl_privacy.launch.processes import Fleet
 from fl_privacy.launch.serve import Supervisor, Watched, alone, clean
 from fl_privacy.log import Log
+from fl_privacy.transcript.run import anchor
 
 POLL = 0.2
 RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,127}"
@@ -71,7 +72,12 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
             time.sleep(POLL)
         control = flower.Control(f"{roles.LOOPBACK}:{ports.relay}", folder.run / "relay.pem")
         control.wait(supervisor.step, REACH)
-        end = follow(run_dir, control, control.start_run({"home": str(folder.run)}), supervisor.step, watch)
+
+        def check() -> None:
+            supervisor.step()
+            fleet.trim()
+
+        end = follow(run_dir, control, control.start_run({"home": str(folder.run)}), check, watch)
     finally:
         if control is not None:
             control.close()
@@ -80,7 +86,7 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     watch(run_dir)
     if end[0] == "completed":
         (folder.state / "unfinished").unlink(missing_ok=True)
-    _keep_authority(folder, runs)
+    write_public(anchor(run_dir), folder.keys.authority_file.read_bytes())
     return Result.of(run_dir, end, time.monotonic() - began, [])
 
 
@@ -102,19 +108,12 @@ def _write_plan(folder: Folder, run: str, run_dir: Path, fleet: Fleet) -> None:
     (folder.run / "server.json").write_text(plan.model_dump_json(indent=2))
 
 
-def _keep_authority(folder: Folder, runs: Path) -> None:
-    """`transcript verify` finds the authority beside the runs."""
-    target = runs / "pki" / "ca.pem"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(folder.keys.authority_file.read_bytes())
-
-
 def export(result: Result, target: Path) -> bool:
     """Copy a run, and the authority it verifies against, to another folder; False where that may not be written."""
     source = Path(result.path)
-    if not os.access(target, os.W_OK):
+    try:
+        shutil.copytree(source, target / source.name, dirs_exist_ok=True)
+        shutil.copy(anchor(source), anchor(target / source.name))
+    except OSError:  # shutil's own errors are
         return False
-    shutil.copytree(source, target / source.name, dirs_exist_ok=True)
-    shutil.copytree(source.parent / "pki", target / "pki", dirs_exist_ok=True)
     return True

@@ -75,6 +75,11 @@ def folders(root: Path, group: str) -> list[str]:
     return sorted(path.name for path in (root / group).iterdir()) if (root / group).is_dir() else []
 
 
+def anchor(run_dir: Path) -> Path:
+    """Where the authority of a run from elsewhere lies: beside the run, as not all runs of a folder share one."""
+    return run_dir.with_name(f".{run_dir.name}.ca.pem")
+
+
 def view_folder(root: Path, where: str) -> Path:
     """A view by its place, which an untrusted file may have named: `views/<name>` or `truth/<name>`, and no link."""
     group, _, name = where.partition("/")

@@ -168,7 +168,7 @@ class Gate:
             self._refused(FORBIDDEN, "revoked", str(error), caller, identity)
         except Away as away:
             self._saw(False, str(away))
-            await calls.refuse(Refused(502, "the SuperLink is away"))
+            await calls.refuse(Refused(503, "the SuperLink is away"))
         except Gone:
             return
         finally:

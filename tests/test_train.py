@@ -1,0 +1,92 @@
+"""`fl-privacy train`: a SuperLink that goes and comes back, and where its runs can be taken to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from commands import cli
+from fl_privacy.errors import LaunchError
+from fl_privacy.launch import follow
+from fl_privacy.launch.flower import Status
+from fl_privacy.launch.train import export
+from fl_privacy.transcript.run import anchor
+
+
+def refusal(code: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "https://127.0.0.1")
+    return httpx.HTTPStatusError("", request=request, response=httpx.Response(code, text="not you", request=request))
+
+
+class SuperLink:
+    """Answers status requests from a list, raising what is an error."""
+
+    def __init__(self, *answers: Exception | Status) -> None:
+        self._answers = list(answers)
+
+    def status(self, run: int) -> Status:
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "POLL", 0.0)
+    monkeypatch.setattr(follow, "STATUS_EVERY", 0.0)
+
+
+def watched(run_dir: Path, superlink: SuperLink) -> tuple[str, str]:
+    (run_dir / "logs").mkdir()
+    (run_dir / "logs" / "server.log").write_text(json.dumps({"time": 1.0, "event": "started"}) + "\n")
+    return follow.follow(run_dir, superlink, 1, lambda: None, lambda run_dir: None)
+
+
+def test_a_superlink_that_is_started_again_is_asked_again(tmp_path: Path) -> None:
+    away = (httpx.ConnectError("refused"), refusal(503), httpx.RemoteProtocolError("cut"))
+    found = watched(tmp_path, SuperLink(*away, Status("finished", "failed", "why")))
+    assert found == ("failed", "why")
+
+
+def test_a_superlink_that_refuses_the_server_ends_it_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"refuses the server \(not you\)"):
+        watched(tmp_path, SuperLink(refusal(403)))
+
+
+def finished(run_dir: Path) -> follow.Result:
+    (run_dir / "logs").mkdir(parents=True)
+    anchor(run_dir).write_text("the authority")
+    return follow.Result.of(run_dir, ("completed", ""), 1.0, [])
+
+
+def test_a_copy_brings_its_own_authority_and_leaves_the_local_engine_s_alone(tmp_path: Path) -> None:
+    target = tmp_path / "host"
+    (target / "pki").mkdir(parents=True)
+    (target / "pki" / "ca.pem").write_text("the local engine's")
+    assert export(finished(tmp_path / "runs" / "a-run"), target)
+    assert anchor(target / "a-run").read_text() == "the authority"
+    assert (target / "pki" / "ca.pem").read_text() == "the local engine's"
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    assert not export(finished(tmp_path / "runs" / "a-run"), tmp_path / "file")
+
+
+def test_verify_takes_the_run_s_own_authority_before_the_local_one(tmp_path: Path) -> None:
+    run = tmp_path / "a-run"
+    run.mkdir()
+    missing: Any = cli("transcript", "verify", run)
+    assert "pki/ca.pem is not there" in missing.stderr
+    anchor(run).write_text("the authority")
+    assert "is not there" not in cli("transcript", "verify", run).stderr
+
+
+def test_all_are_told_that_it_is_over_though_the_kit_is_broken(tmp_path: Path) -> None:
+    assert cli("train", tmp_path, "--done", tmp_path / "done").returncode == 2
+    assert (tmp_path / "done").exists()
