@@ -19,9 +19,8 @@ from fl_privacy.config import Federation
 from fl_privacy.dp.policy import Policy
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.log import Log
-from fl_privacy.metrics import LOCAL
+from fl_privacy.metrics import LOCAL, operations
 from fl_privacy.metrics import serve as serve_metrics
-from fl_privacy.wire import process
 from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.identity import Keyring
 from fl_privacy.wire.stream import data_bytes
@@ -40,7 +39,7 @@ def main() -> int:
     log = Log(options.site)
     try:
         log.keep(options.events)
-        metrics, address = serve_metrics("site", options.site, options.metrics)
+        metrics, address = serve_metrics("site", options.site, options.metrics, log)
         federation = Federation.load(options.config)
         terms = policy(federation, options.site)
         log("policy", **terms)
@@ -143,7 +142,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
     parser.add_argument("--state", type=Path, help="this site's own folder: ledger and outgoing update")
     parser.add_argument("--truth", type=Path, help="where to record true updates, with `audit: true`")
-    process.operations(parser)
+    operations(parser)
     return parser
 
 

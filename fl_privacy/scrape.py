@@ -29,6 +29,8 @@ FIELDS = frozenset((
     "evaluator", "floor", "layers", "layout", "ledger", "length", "mixing", "model", "policy", "quorum", "round", "run",
     "seed", "server", "settle", "shuffler", "site", "sites", "state", "stream", "superlink", "superseded", "ticket",
     "tier", "training",
+    # at the gate: what a caller was refused for
+    "connections", "early", "expired", "foreign", "handshake", "request", "revoked", "role",
 ))
 OUTCOMES = {
     "site": ("uploaded", "not-sent", "failed"),
@@ -63,6 +65,12 @@ class Prometheus(Metrics):
         self._open: Any = None
         if role in ("shuffler", "aggregator", "server"):
             self._open = client.Gauge("open_rounds", "Attempts at rounds that are open", **here)
+        self._connections: tuple[Any, Any] | None = None
+        if role == "superlink":
+            self._connections = (
+                client.Gauge("open_connections", "Connections that are open", **here),
+                client.Counter("connections", "Connections that were let in", **here),
+            )
         self._budget: tuple[Any, Any] | None = None
         if role == "site":
             self._budget = (
@@ -79,6 +87,12 @@ class Prometheus(Metrics):
 
     def opened(self, change: int) -> None:
         self._open.inc(change)
+
+    def connected(self, change: int) -> None:
+        assert self._connections is not None
+        self._connections[0].inc(change)
+        if change > 0:
+            self._connections[1].inc(change)
 
     def moved(self, direction: str, count: int) -> None:
         self._bytes.labels(direction).inc(count)
@@ -108,7 +122,9 @@ def listen(role: str, name: str, address: str) -> tuple[Metrics, str]:
     try:
         listener = _Listener((host, port), metrics)
     except (OSError, OverflowError):
-        raise LaunchError(f"metrics {address}: the address is taken or not ours; choose another port") from None
+        raise LaunchError(
+            f"metrics {address}: the address is taken or not ours; choose another port (`metrics` in kit.yaml)"
+        ) from None
     threading.Thread(target=listener.serve_forever, name="metrics", daemon=True).start()
     return metrics, f"{f'[{host}]' if ':' in host else host}:{listener.server_address[1]}"
 

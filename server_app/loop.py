@@ -58,11 +58,7 @@ class Coordinator:
         self._salt = 0
 
     def _make_metrics(self) -> Metrics:
-        try:
-            metrics, address = serve_metrics("server", "server", self.plan.metrics)
-        except FederationError as error:
-            self.log("failed", run=self.plan.run, reason=str(error))
-            raise
+        metrics, address = serve_metrics("server", "server", self.plan.metrics, self.log)
         if address:
             self.log("metrics", address=address)
         return metrics

@@ -195,9 +195,9 @@ class Front:
         keys = self.keys.of(role, name or role)
         return dial(self.address, keys.authority_file, keys)
 
-    def start(self, listen: str = "127.0.0.1:0") -> None:
+    def start(self, listen: str = "127.0.0.1:0", *options: str) -> None:
         command = flower.gate(listen, self.superlink, self.local, self.keys.of("superlink", "superlink"), "test")
-        self.fleet.start("gate", command)
+        self.fleet.start("gate", [*command, *options])
         self.address = str(self.fleet.wait_for("gate", "listening", START)["address"])
 
     def events(self, event: str, name: str = "gate") -> list[dict[str, Any]]:

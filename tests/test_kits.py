@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import resource
 import shutil
 import socket
-import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from email.utils import format_datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from commands import cli, json_of
-from fl_privacy.config import Federation
 from fl_privacy.errors import ConfigError, FederationError, LaunchError
 from fl_privacy.launch import preflight, preflight_kit
 from fl_privacy.launch.kit import Folder
@@ -30,26 +24,8 @@ from fl_privacy.launch.pki import Authority
 from fl_privacy.launch.provision import Choices, provision
 from fl_privacy.wire.identity import Identity, Keyring
 from helpers import Keys
+from kits import HERE, change, contents, failures, federation, write
 from netns import left, quiet
-
-HERE = "127.0.0.1"
-
-
-def federation(sites: int = 3, port: int = 9, **changes: Any) -> Federation:
-    values = {
-        "name": "kits",
-        "sites": sites,
-        "quorum": 2,
-        "route": {"kind": "shuffler", "n_min": 2},
-        "hosts": {"superlink": f"{HERE}:{port}", "shuffler": f"{HERE}:{port}"},
-    }
-    return Federation.model_validate({**values, **changes})
-
-
-def write(folder: Path, made: Federation) -> Path:
-    path = folder / "federation.yaml"
-    path.write_text(made.to_yaml())
-    return path
 
 
 @pytest.fixture
@@ -62,23 +38,6 @@ def site(tmp_path: Path, authority: Authority) -> Path:
     """A site's kit that is in order, but for peers that are not up."""
     provision(federation(), tmp_path / "kits", authority, sign=True, choices=Choices(metrics=None))
     return tmp_path / "kits" / "site-0"
-
-
-def change(kit: Path, **values: Any) -> None:
-    """Edit kit.yaml as its owner would."""
-    path = kit / "kit.yaml"
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **values}))
-
-
-def failures(kit: Path, reach: bool = False) -> dict[str, str]:
-    """The failed checks and what they say; each has a fix."""
-    found = [check for check in preflight_kit.run(Folder.open(kit), reach) if not check.ok]
-    assert all(check.fix for check in found)
-    return {check.name: check.detail for check in found}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def cpu_of_children() -> float:
@@ -104,7 +63,7 @@ def test_kits_for_twenty_sites_are_there_in_seconds(tmp_path: Path) -> None:
     for path in made:
         assert Folder.open(path).keys.certificate_file.exists()
         assert {"kit.yaml", "federation.yaml", "README.md", "compose.yml"} <= {file.name for file in path.iterdir()}
-        assert (path / f"fl-privacy-{path.name}.service").exists() == (path.name != "server")
+        assert (path / f"fl-privacy-{path.name}.service").exists()
         assert path.stat().st_mode & 0o077 == 0
     assert len(list((tmp_path / "kits" / "superlink" / "nodes").glob("*.pub"))) == 20
 
@@ -136,6 +95,18 @@ def test_what_a_site_set_in_its_kit_is_kept(site: Path, tmp_path: Path, authorit
     kit = Folder.open(site).kit
     assert {name: str(getattr(kit, name)) for name in own} == own
     assert len(Folder.open(site).federation.sites) == 4
+
+
+@pytest.mark.parametrize("metrics", ["0.0.0.0:9470", None])
+def test_where_a_kits_owner_has_put_its_metrics_is_kept(
+    tmp_path: Path, authority: Authority, metrics: str | None
+) -> None:
+    provision(federation(), tmp_path / "kits", authority, sign=True)
+    kit = tmp_path / "kits" / "shuffler"
+    assert Folder.open(kit).kit.metrics == "127.0.0.1:9464"
+    change(kit, metrics=metrics)
+    provision(federation(4), tmp_path / "kits", authority, sign=True)
+    assert Folder.open(kit).kit.metrics == metrics
 
 
 def test_another_authority_is_never_put_in_the_place_of_the_first(tmp_path: Path, authority: Authority) -> None:
@@ -297,61 +268,6 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(site: Path, monkey
     found = preflight_kit.run(Folder.open(site))
     assert time.monotonic() - began < 5
     assert {check.detail.split(":")[0] for check in found if not check.ok} == {"slow.invalid"}
-
-
-@contextmanager
-def gate(keys: Keyring, ahead: dt.timedelta) -> Iterator[str]:
-    """What answers as a gate does, with a clock of its own."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(keys.certificate_file, keys.key_file)
-    context.load_verify_locations(keys.authority_file)
-    context.verify_mode = ssl.CERT_REQUIRED
-    date = format_datetime(dt.datetime.now(dt.UTC) + ahead, usegmt=True)
-    answer = f"HTTP/1.1 403 \r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode()
-
-    def serve() -> None:
-        while True:
-            try:
-                plain, _ = listener.accept()
-            except OSError:
-                return
-            try:
-                with context.wrap_socket(plain, server_side=True) as secure:
-                    secure.recv(4096)
-                    secure.sendall(answer)
-            except OSError:
-                continue
-
-    with socket.create_server((HERE, 0)) as listener:
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"{HERE}:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-
-
-def test_a_clock_that_is_wrong(site: Path, tmp_path: Path, authority: Authority) -> None:
-    keys = authority.issue(Identity("kits", "superlink", "superlink"), tmp_path / "link", [HERE])
-    for ahead, wrong in ((dt.timedelta(), False), (dt.timedelta(hours=3), True), (dt.timedelta(hours=-3), True)):
-        with gate(keys, ahead) as address:
-            change(site, superlink=address, middleware=[])
-            found = failures(site, reach=True)
-        assert set(found) == ({"clock"} if wrong else set())
-        if wrong:
-            side = "behind" if ahead > dt.timedelta() else "ahead of"
-            assert found["clock"].startswith(("10800 s", "10799 s", "10801 s", "10802 s", "10798 s"))
-            assert side in found["clock"]
-
-
-def test_a_clock_is_compared_even_where_it_makes_certificates_look_bad(
-    site: Path, tmp_path: Path, authority: Authority
-) -> None:
-    """To a machine whose clock is years ahead, the gate's certificate has expired."""
-    ring = Keys(tmp_path / "old", "kits")
-    ring.authority = authority
-    with gate(ring.expired("superlink", "superlink"), dt.timedelta(days=-400)) as address:
-        change(site, superlink=address, middleware=[])
-        found = failures(site, reach=True)
-    assert "expired" in found["peer"]
-    assert "ahead of" in found["clock"]
 
 
 def test_all_failures_are_listed_at_once_and_soon(site: Path, tmp_path: Path) -> None:

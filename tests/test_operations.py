@@ -28,7 +28,7 @@ from client_app import worker
 from client_app.site import Site
 from commands import cli, json_of
 from fl_privacy import log as logs
-from fl_privacy import metrics, scrape
+from fl_privacy import scrape
 from fl_privacy.config import Federation
 from fl_privacy.errors import LaunchError
 from fl_privacy.launch import ground
@@ -209,7 +209,7 @@ def test_labels_stay_few_whatever_is_refused() -> None:
 
 
 def test_only_get_metrics_is_served_and_on_loopback_unless_asked() -> None:
-    _, address = metrics.serve("shuffler", "shuffler", "0")
+    _, address = scrape.listen("shuffler", "shuffler", "0")
     assert address.startswith("127.0.0.1:")
     assert get(address)[0] == 200
     assert 'fl_privacy_rounds_total{outcome="released"} 0.0' in get(address)[1]
@@ -222,12 +222,12 @@ def test_only_get_metrics_is_served_and_on_loopback_unless_asked() -> None:
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:", "127.0.0.1:99999", "203.0.113.7:0", "127.0.0.1:-1"])
 def test_an_address_that_cannot_be_is_named(address: str) -> None:
     with pytest.raises(LaunchError, match=f"metrics {address}: .*; (choose|use) "):
-        metrics.serve("shuffler", "shuffler", address)
+        scrape.listen("shuffler", "shuffler", address)
 
 
 def test_scrapers_that_hang_are_few_and_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "PATIENCE", 1.0)
-    _, address = metrics.serve("shuffler", "shuffler", "127.0.0.1:0")
+    _, address = scrape.listen("shuffler", "shuffler", "127.0.0.1:0")
     where = ("127.0.0.1", int(address.rpartition(":")[2]))
     hanging = [socket.create_connection(where) for _ in range(scrape.SLOTS + 2)]
     try:

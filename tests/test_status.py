@@ -105,6 +105,32 @@ def test_a_run_whose_processes_are_gone_without_an_end_was_interrupted(tmp_path:
     assert "--resume" in found.reason
 
 
+def test_a_run_in_containers_is_not_taken_for_one_that_broke_off(tmp_path: Path) -> None:
+    """Until its end all there is of it here is what the launcher wrote."""
+    home = tmp_path / ".state" / "heart-20261116-101832-b03d"
+    home.mkdir(parents=True)
+    (home / "compose.yaml").write_text("services: {}\n")
+    (home / "federation.yaml").write_text("version: 1\nname: heart\nsites:\n- name: other\n")
+    found = read(tmp_path / home.name)
+    assert found.state == "in containers"
+    assert "docker compose -p fl-privacy-heart ps" in found.reason
+    assert "--resume" not in found.reason
+    ended = Folder(tmp_path, home.name).manifest("completed").log("server", STARTED, (9.0, "completed", {}))
+    assert read(ended.path).state == "completed"
+
+
+@pytest.mark.parametrize("last", [(9.0, "failed", {"reason": "KeyboardInterrupt: "}), STARTED])
+def test_a_run_of_a_kit_is_gone_on_with_from_that_kit(tmp_path: Path, last: Any) -> None:
+    kit = tmp_path / "{server}"
+    for where, command in ((tmp_path / "elsewhere" / "runs", "KIT"), (kit / "runs", str(kit))):
+        folder = Folder(where).manifest().log("server", STARTED, last)
+        kit.mkdir(exist_ok=True)
+        (kit / "kit.yaml").touch()
+        found = read(folder.path, NOW + 5000)
+        assert found.state == "interrupted"
+        assert found.reason.endswith(f"go on with fl-privacy train {command}")
+
+
 def test_a_pid_that_somebody_else_has_now_is_not_the_run_s(tmp_path: Path, alive: int) -> None:
     folder = Folder(tmp_path).manifest().log("server", STARTED).pids(shuffler=alive)
     long_ago = time.time() - 1000

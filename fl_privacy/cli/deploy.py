@@ -36,7 +36,8 @@ def provision(
 ) -> None:
     """Write one start kit for every role of a federation; kits that are there keep their keys and state."""
     from fl_privacy.config import Federation
-    from fl_privacy.launch import compose
+    from fl_privacy.launch import compose, kit_files
+    from fl_privacy.launch.kit import Folder
     from fl_privacy.launch.pki import Authority
     from fl_privacy.launch.provision import Choices
     from fl_privacy.launch.provision import provision as write
@@ -47,12 +48,42 @@ def provision(
         federation, wanted = compose.addressed(federation), compose.mounted(federation, out_dir)
     authority = Authority.open(pki) if pki else None
     made = write(federation, out_dir, authority, sign, Choices(data=data, runs=runs), wanted)
+    kept = [str(file) for path in made for file in kit_files.kept(Folder.open(path))]
     if as_json:
-        print(json.dumps({"federation": federation.name, "kits": [str(path) for path in made]}))
+        print(json.dumps({"federation": federation.name, "kits": [str(path) for path in made], "kept": kept}))
         return
     out.print(f"{len(made)} kits are in {out_dir}; each has a README.md for its machine", highlight=False)
+    _tell_kept(kept)
     if not sign:
         out.print("next           in each kit: fl-privacy pki request KIT", highlight=False)
+
+
+def _tell_kept(files: list[str]) -> None:
+    for file in files:
+        text = f"kept           {file}: was changed by hand; delete it to have it written anew"
+        out.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+@app.command()
+def refresh(kit: KitPath, as_json: Json = False) -> None:
+    """Write a kit's compose file and systemd unit anew, after a change in kit.yaml; those changed by hand are kept."""
+    from fl_privacy.launch import kit_files
+    from fl_privacy.launch.kit import Folder
+
+    folder = Folder.open(kit)
+    try:
+        kit_files.write(folder)
+    except OSError as error:
+        raise FederationError(
+            f"kit {kit}: {error.filename}: {error.strerror}; make it writable, or make room"
+        ) from None
+    kept = [str(file) for file in kit_files.kept(folder)]
+    if as_json:
+        print(json.dumps({"kit": str(folder.path), "kept": kept}))
+        return
+    _tell_kept(kept)
+    if not kept:
+        out.print(f"compose.yml and the unit in {kit} are as kit.yaml says", highlight=False, soft_wrap=True)
 
 
 @app.command()

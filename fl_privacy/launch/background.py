@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +24,67 @@ UP = 90.0
 DOWN = 40.0
 POLL = 0.2
 FRESH = 15.0  # seconds that a sign of health counts
+ELSEWHERE = "by systemd, a container or fl-privacy serve; stop it there"
 
 
 def start(folder: Folder) -> dict[str, Any]:
     """Start serving, detached; nothing is left running where it does not come up."""
     _is_site(folder)
-    if _pid(folder) is not None:
-        raise LaunchError(f"site {folder.kit.name}: runs already (pid {_pid(folder)}); stop it first")
+    if (pid := _pid(folder)) is not None:
+        raise LaunchError(f"site {folder.kit.name}: runs already (pid {pid}); stop it first")
+    if folder.served:
+        raise LaunchError(f"site {folder.kit.name}: is served already, {ELSEWHERE}")
     failed = [found for found in check(folder, reach=False) if not found.ok]
     if failed:
         raise LaunchError("; ".join(f"{found.name}: {found.detail} (fix: {found.fix})" for found in failed))
-    folder.logs.mkdir(exist_ok=True, mode=0o700)
-    log = folder.logs / "serve.log"
+    process = None
+    try:
+        for made in (folder.logs, folder.run, folder.state):
+            made.mkdir(exist_ok=True, mode=0o700)
+        log, began = folder.logs / "serve.log", time.time()
+        process = _launch(folder, log)
+        _note(folder).write_text(json.dumps({"pid": process.pid, "born": psutil.Process(process.pid).create_time()}))
+        _wait(folder, process, log, began)
+    except BaseException as error:
+        if process is not None:
+            _end(process.pid)
+        _note(folder).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            why = f"{error.filename or folder.path}: {error.strerror or error}"
+            raise LaunchError(f"site {folder.kit.name}: did not start: {why}; make room or mend it") from None
+        raise
+    return status(folder)
+
+
+def _launch(folder: Folder, log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "fl_privacy", "serve", str(folder.path)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
-    folder.run.mkdir(exist_ok=True, mode=0o700)
-    _note(folder).write_text(json.dumps({"pid": process.pid, "born": psutil.Process(process.pid).create_time()}))
-    try:
-        _wait(folder, process, log)
-    except BaseException:
-        stop(folder)
-        raise
-    return status(folder)
 
 
-def _wait(folder: Folder, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until it is up."""
+def _wait(folder: Folder, process: subprocess.Popen[bytes], log: Path, began: float) -> None:
+    """Until it is up: this very process, not one that was killed a moment ago or that systemd started meanwhile."""
     until = time.monotonic() + UP
-    while not _healthy(folder):
+    while True:
         if process.poll() is not None:
             raise LaunchError(f"site {folder.kit.name}: did not start: {_last_line(log)}")
+        if _healthy(folder, began) and _is_parent(process.pid, _processes(folder)):
+            return
         if time.monotonic() > until:
             raise LaunchError(f"site {folder.kit.name}: was not up after {UP:g} s and was stopped; see {folder.logs}")
         time.sleep(POLL)
+
+
+def _is_parent(pid: int, processes: dict[str, int]) -> bool:
+    try:
+        return bool(processes) and all(psutil.Process(child).ppid() == pid for child in processes.values())
+    except psutil.Error:
+        return False
 
 
 def stop(folder: Folder) -> dict[str, Any]:
@@ -69,23 +92,34 @@ def stop(folder: Folder) -> dict[str, Any]:
     _is_site(folder)
     pid = _pid(folder)
     if pid is not None:
+        try:
+            _end(pid)
+        except (psutil.AccessDenied, PermissionError):
+            raise LaunchError(f"site {folder.kit.name}: pid {pid} is another user's; stop it as that user") from None
+    elif folder.served:
+        raise LaunchError(f"site {folder.kit.name}: is up, {ELSEWHERE}")
+    _note(folder).unlink(missing_ok=True)
+    return {"site": folder.kit.name, "state": "down"}
+
+
+def _end(pid: int) -> None:
+    """Gently, and then for certain."""
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
         process = psutil.Process(pid)
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(DOWN)
         except psutil.TimeoutExpired:
             os.killpg(pid, signal.SIGKILL)
-    _note(folder).unlink(missing_ok=True)
-    return {"site": folder.kit.name, "state": "down"}
+            process.wait(DOWN)
 
 
 def status(folder: Folder) -> dict[str, Any]:
     """From what it leaves in its folder; nothing is asked over a socket."""
     _is_site(folder)
     pid = _pid(folder)
-    state = "down" if pid is None else "up" if _healthy(folder) else "starting"
-    if pid is None and _healthy(folder):
-        state = "up"  # served by systemd or in a container
+    served = pid is not None or folder.served  # or else by systemd or in a container
+    state = "down" if not served else "up" if _healthy(folder) else "starting"
     last = next(reversed(Tail(folder.logs / "worker.log").poll()), None)
     ledger = None
     if not isinstance(folder.federation.privatise, NoPrivatise):
@@ -124,9 +158,9 @@ def _pid(folder: Folder) -> int | None:
         return None
 
 
-def _healthy(folder: Folder) -> bool:
+def _healthy(folder: Folder, since: float = 0.0) -> bool:
     try:
-        return time.time() - (folder.run / "healthy").stat().st_mtime < FRESH
+        return (folder.run / "healthy").stat().st_mtime > max(since, time.time() - FRESH)
     except OSError:
         return False
 

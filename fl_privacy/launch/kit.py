@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -89,6 +90,18 @@ class Folder:
     def run(self) -> Path:
         """What is only true while the role runs: pids, health, sockets, the relay's certificate."""
         return self.path / "run"
+
+    @property
+    def served(self) -> bool:
+        """Whether a process serves it now, whoever started it: the lock goes with the process, however it ends."""
+        try:
+            with (self.run / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def at(self, path: Path | None) -> Path | None:
         """A path of the kit, made absolute."""

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from fl_privacy.launch.kit import Kit
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_privacy.launch import compose as services
+from fl_privacy.launch.kit import Folder, Kit
 
 HOME = "/srv/fl-privacy"
 PROGRAM = "/opt/fl-privacy/bin/fl-privacy"
+HOMES = ("/home/", "/root/")
+MARK = "# Written by fl-privacy ({digest}); once you change this file, it is left alone.\n"
+
+COMMON = """\
+KillMode=mixed
+TimeoutStopSec=30
+UMask=0077
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+ProtectSystem=strict
+ProtectHome={see_home}
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+RestrictSUIDSGID=yes
+ReadWritePaths={writes}
+"""
 
 UNIT = """\
 # {home}/{name}: copy the kit there, owned by the user fl-privacy; then
@@ -23,38 +47,31 @@ Restart=on-failure
 RestartSec=5
 # 2: something for a person to mend; starting again would not help.
 RestartPreventExitStatus=2
-KillMode=mixed
-TimeoutStopSec=30
-UMask=0077
-NoNewPrivileges=yes
-CapabilityBoundingSet=
-ProtectSystem=strict
-ProtectHome=yes
-PrivateTmp=yes
-ProtectKernelTunables=yes
-ProtectControlGroups=yes
-RestrictSUIDSGID=yes
-ReadWritePaths={home}/{name}
-
+{common}
 [Install]
 WantedBy=multi-user.target
 """
 
+TRAIN_UNIT = """\
+# {home}/{name}: copy the kit there, owned by the user fl-privacy; then
+#   systemctl link {home}/{name}/fl-privacy-{name}.service && systemctl start --no-block fl-privacy-{name}
+# One run, or the rest of one that was broken off; how it goes: journalctl -fu fl-privacy-{name}
+[Unit]
+Description=fl-privacy: a run of federation {federation}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+Type=oneshot
+User=fl-privacy
+ExecStart={program} train {home}/{name}
+TimeoutStartSec=infinity
+{common}"""
+
 COMPOSE = """\
 # One container for this kit: chown -R 10001:10001 . && docker compose up -d
-name: fl-privacy-{name}
-services:
-  {name}:
-    image: fl-privacy:${{TORCH:-cpu}}
-    command: [{command}, /kit]
-    init: true
-    restart: {restart}
-    read_only: true
-    tmpfs: [/tmp]
-    cap_drop: [ALL]
-    security_opt: ["no-new-privileges:true"]
-    volumes: ["./:/kit"]
-{ports}"""
+# Mounts and devices are those of kit.yaml; after a change there: fl-privacy refresh .
+"""
 
 ENROL = """\
 1. Make this machine's own key and a request for a certificate; the key never leaves the machine:
@@ -119,35 +136,94 @@ README = """\
 
 {enrol}4. Check everything: `fl-privacy preflight .`
 5. {start}
+   They are made from `kit.yaml`: after a change there, `fl-privacy refresh .` makes them anew, unless you have edited
+   them yourself.
 
 Certificates are short-lived. `fl-privacy pki renew .` makes the next request; installing the answer needs no restart.
 The whole way, with firewalls, upgrades, backups and what to do when something fails: docs/deploying.md.
 """
 
 
-def unit(kit: Kit) -> str:
-    facts = {"role": kit.role, "name": kit.name, "federation": kit.federation}
-    return UNIT.format(**facts, home=HOME, program=PROGRAM)
-
-
-def compose(kit: Kit) -> str:
-    port = kit.listen.rpartition(":")[2] if kit.listen else ""
-    runs = kit.role == "server"
-    return COMPOSE.format(
-        name=kit.name,
-        command="train" if runs else "serve",
-        restart='"no"' if runs else "on-failure",
-        ports=f'    ports: ["{port}:{port}"]\n' if port else "",
+def unit(folder: Folder) -> str:
+    kit = folder.kit
+    paths = [path for path, _ in _outside(folder)]
+    common = COMMON.format(
+        see_home="read-only" if any(str(path).startswith(HOMES) for path in paths) else "yes",
+        writes=" ".join([f"{HOME}/{kit.name}", *(str(path) for path, writes in _outside(folder) if writes)]),
     )
+    facts = {"role": kit.role, "name": kit.name, "federation": kit.federation, "common": common}
+    return (TRAIN_UNIT if kit.role == "server" else UNIT).format(**facts, home=HOME, program=PROGRAM)
+
+
+def compose(folder: Folder) -> str:
+    kit, runs = folder.kit, folder.kit.role == "server"
+    device = folder.own_federation.site(kit.name).device if kit.role == "site" else "cpu"
+    made = {**services.COMMON, "image": f"fl-privacy:${{TORCH:-{'cpu' if device == 'cpu' else 'cuda'}}}"}
+    made["command"] = ["train" if runs else "serve", "/kit"]
+    made["volumes"] = ["./:/kit", *(_mount(path, writes) for path, writes in _outside(folder))]
+    if runs:
+        made |= {"restart": "no", "healthcheck": {"disable": True}}
+    if kit.listen:
+        port = kit.listen.rpartition(":")[2]
+        made["ports"] = [f"{port}:{port}"]
+    if device != "cpu":
+        made["command"] += ["--device", "cuda"]  # inside, the one that is reserved is the first
+        chosen = {"driver": "nvidia", "device_ids": [device.partition(":")[2] or "0"], "capabilities": ["gpu"]}
+        made["deploy"] = {"resources": {"reservations": {"devices": [chosen]}}}
+    whole = {"name": f"fl-privacy-{kit.name}", "services": {kit.name: made}}
+    return COMPOSE + yaml.safe_dump(whole, sort_keys=False, width=1000)
+
+
+def _outside(folder: Folder) -> list[tuple[Path, bool]]:
+    """Absolute paths that a role needs besides its kit, and whether it writes there; relative ones are in the kit."""
+    kit, found = folder.kit, list[tuple[Path | None, bool]]()
+    if kit.role == "site":
+        site = folder.own_federation.site(kit.name)
+        found = [(kit.data or site.data, False), (kit.policy or site.policy, False)]
+    if kit.role in ("server", "evaluator"):
+        found = [(kit.data, False), (kit.runs if kit.role == "server" else None, True)]
+    return [(path, writes) for path, writes in found if path is not None and path.is_absolute()]
+
+
+def _mount(path: Path, writes: bool) -> dict[str, Any]:
+    """At the same place inside; Docker must not make a folder where there is no such path."""
+    made = {"type": "bind", "source": str(path), "target": str(path), "bind": {"create_host_path": False}}
+    return made if writes else {**made, "read_only": True}
+
+
+def write(folder: Folder) -> None:
+    """The compose file and the unit, anew from kit.yaml; those that somebody has changed stay as they are."""
+    keep = kept(folder)
+    for path, text in _files(folder).items():
+        if path not in keep:
+            path.write_text(text)
+
+
+def kept(folder: Folder) -> list[Path]:
+    """The files that are not what would be written, because somebody has changed them."""
+    return [path for path, text in _files(folder).items() if path.exists() and _is_anothers(path, text)]
+
+
+def _files(folder: Folder) -> dict[Path, str]:
+    texts = {"compose.yml": compose(folder), f"fl-privacy-{folder.kit.name}.service": unit(folder)}
+    return {folder.path / name: MARK.format(digest=_digest(text)) + text for name, text in texts.items()}
+
+
+def _is_anothers(path: Path, wanted: str) -> bool:
+    """Whether it is no longer what its first line says was written, nor what is wanted."""
+    text = path.read_text(errors="replace")
+    first, _, rest = text.partition("\n")
+    return text != wanted and first + "\n" != MARK.format(digest=_digest(rest))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def readme(kit: Kit) -> str:
     where = " and ".join(kit.middleware)
     facts = {"superlink": kit.superlink, "listen": kit.listen, "and_middleware": f" and to {where}" if where else ""}
     text = TEXTS[kit.role].format(**facts)
-    enrol, start = ENROL.format(name=kit.name), "In a container: `compose.yml`, which says how at its top."
-    if kit.role != "server":
-        start = (
-            f"By systemd: `fl-privacy-{kit.name}.service`; in a container: `compose.yml`; both say how at their top."
-        )
+    enrol = ENROL.format(name=kit.name)
+    start = f"By systemd: `fl-privacy-{kit.name}.service`; in a container: `compose.yml`; both say how at their top."
     return README.format(start=start, role=kit.role, name=kit.name, federation=kit.federation, text=text, enrol=enrol)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fl_privacy.config import Federation
@@ -23,6 +23,7 @@ from fl_privacy.wire.identity import Identity, Keyring
 
 FLOWER = "1.41.0"
 SPARE_DISK = 200 * 2**20
+PLAIN = "openssl pkcs8 -topk8 -nocrypt -in"
 
 
 def run(
@@ -97,10 +98,13 @@ def port(address: str) -> Check:
     host, _, number = address.rpartition(":")
     if not number.isdecimal() or not 0 <= int(number) <= 65535:
         return Check("port", False, f"{address}: not host:port", "write it as 127.0.0.1:8443")
+    host = host.strip("[]") or "127.0.0.1"
     try:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host or "127.0.0.1", int(number)))
+            if probe.family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((host, int(number)))
     except OSError as error:
         return Check("port", False, f"{address}: {error.strerror}", "choose another port, or stop what listens there")
     return Check("port", True, f"{address} is free")
@@ -127,6 +131,9 @@ def certificates(federation: Federation, keys: Keyring) -> Iterator[Check]:
         private = load_pem_private_key(key, None)
     except (FederationError, ValueError) as error:
         yield Check("keys", False, str(error), "give the folder with key.pem, cert.pem and ca.pem")
+        return
+    except (TypeError, UnsupportedAlgorithm) as error:
+        yield Check("keys", False, f"{keys.key_file}: {error}", f"store it without a password: {PLAIN} {keys.key_file}")
         return
     yield dates("certificate", certificate)
     yield _holds(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime as dt
 import os
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +24,7 @@ from fl_privacy.errors import FederationError
 from fl_privacy.launch import confine, preflight
 from fl_privacy.launch.finding import Check
 from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.reach import Way, dialogue, greet, peer
+from fl_privacy.launch.reach import NO_PASSWORD, Way, dialogue, greet, peer
 from fl_privacy.tasks.catalog import CATALOG
 from fl_privacy.wire.dial import Unreachable
 from fl_privacy.wire.identity import Identity
@@ -30,6 +32,8 @@ from fl_privacy.wire.identity import Identity
 Test = Callable[[], Iterable[Check]]
 
 SKEW = 60.0
+SET_CLOCK = "set this machine's clock (systemctl enable --now systemd-timesyncd)"
+TIMEX_BYTES, TIME_ERROR = 512, 5  # adjtimex(2): more than its struct, which asks for nothing where it is zero
 LONGEST = 2.2  # seconds to wait for a peer
 SOON = dt.timedelta(days=7)
 LONGEST_SOCKET = 100
@@ -47,13 +51,17 @@ def run(folder: Folder, reach: bool = True) -> list[Check]:
         ("data", lambda: _data(folder)),
         ("device", lambda: _device(folder)),
         ("site", lambda: _site(folder)),
+        ("clock", lambda: _own_clock(folder)),
     ]
     there: list[tuple[str, Test]] = []
+    asked = []
     if reach:
         if kit.superlink:
             there.append((kit.superlink, lambda: _gate(folder)))
+        elif kit.role != "superlink" and folder.federation.hosts:
+            asked.append(_Asked("clock", lambda: _clock(_date(folder)), []))
         there += [(address, lambda address=address: [_peer(folder, address)]) for address in _dialled(folder)]  # type: ignore[misc]
-    asked = [_Asked(*test) for test in there]
+    asked += [_Asked(*test) for test in there]
     done = [check for test in here for check in _Asked(*test).wait()]
     until = time.monotonic() + LONGEST
     return done + [check for one in asked for check in one.wait(max(0.0, until - time.monotonic()))]
@@ -62,18 +70,19 @@ def run(folder: Folder, reach: bool = True) -> list[Check]:
 class _Asked:
     """A test in a thread of its own, which nobody waits for when its time is over: a name server may not answer."""
 
-    def __init__(self, what: str, test: Test) -> None:
+    def __init__(self, what: str, test: Test, late: list[Check] | None = None) -> None:
         self._what, self._test = what, test
-        late = "is there a name server, and a way to it?"
-        self._found = [Check("peer", False, f"{what}: no answer in {LONGEST:g} s", late)]
+        fix = "is there a name server, and a way to it?"
+        self._found = [Check("peer", False, f"{what}: no answer in {LONGEST:g} s", fix)] if late is None else late
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._found = list(self._test())
-        except (OSError, ValueError) as error:
-            self._found = [Check("check", False, f"{self._what}: {error}", "mend the file or device that it names")]
+        except Exception as error:  # whatever it is, it is this check's finding and hides no other
+            why = str(error) if isinstance(error, OSError | ValueError | FederationError) else repr(error)
+            self._found = [Check("check", False, f"{self._what}: {why}", "mend the file or device that it names")]
 
     def wait(self, seconds: float | None = None) -> list[Check]:
         self._thread.join(seconds)
@@ -107,7 +116,7 @@ def _certificates(folder: Folder) -> list[Check]:
 
 def _listening(folder: Folder) -> list[Check]:
     """Free ports; a role that is already up has its own."""
-    if (folder.run / "healthy").exists():
+    if folder.served:
         return []
     return [preflight.port(address) for address in (folder.kit.listen, folder.kit.metrics) if address is not None]
 
@@ -150,10 +159,40 @@ def _unchecked(folder: Folder, way: Way) -> bytes:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        context.load_cert_chain(folder.keys.certificate_file, folder.keys.key_file)
+        context.load_cert_chain(folder.keys.certificate_file, folder.keys.key_file, NO_PASSWORD)
         return greet(way, GREETING, "http/1.1", context)
     except (OSError, ValueError, Unreachable):
         return b""
+
+
+def _date(folder: Folder) -> bytes:
+    """What the gate tells one who has no business there: its date. Nothing where there is no way to it."""
+    assert folder.federation.hosts is not None
+    return _unchecked(folder, Way(folder.federation.hosts.superlink, folder.kit.proxy))
+
+
+def _own_clock(folder: Folder) -> list[Check]:
+    """Without asking anybody: a clock before what was made here, or for here, is behind."""
+    at, what = max(_made(folder), default=(0.0, ""))
+    behind = at - time.time()
+    if behind > SKEW:
+        return [Check("clock", False, f"{behind:.0f} s or more behind {what}", SET_CLOCK)]
+    ask = getattr(ctypes.CDLL(None), "adjtimex", None)  # Linux has it
+    if ask is not None and ask(ctypes.create_string_buffer(TIMEX_BYTES)) == TIME_ERROR:
+        return [Check("clock", True, f"is kept by no time server that the kernel knows of: {SET_CLOCK}")]
+    return []
+
+
+def _made(folder: Folder) -> Iterator[tuple[float, str]]:
+    """When things came to be, by other clocks or by this one before; files that were sent here do not count."""
+    for file in (folder.keys.certificate_file, folder.keys.authority_file):
+        with suppress(OSError, ValueError):
+            certificate = x509.load_pem_x509_certificate(file.read_bytes())
+            yield certificate.not_valid_before_utc.timestamp(), f"the first date of {file.name}"
+    for made in (folder.logs, folder.state, folder.run):
+        for file in made.glob("*"):
+            with suppress(OSError):
+                yield file.stat().st_mtime, f"{made.name}/{file.name}"
 
 
 def _clock(answer: bytes) -> list[Check]:
@@ -166,8 +205,7 @@ def _clock(answer: bytes) -> list[Check]:
     except (ValueError, TypeError):
         return []
     detail = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the SuperLink's"
-    fix = "" if abs(skew) <= SKEW else "set this machine's clock (systemctl enable --now systemd-timesyncd)"
-    return [Check("clock", not fix, detail, fix)]
+    return [Check("clock", abs(skew) <= SKEW, detail, "" if abs(skew) <= SKEW else SET_CLOCK)]
 
 
 def _data(folder: Folder) -> list[Check]:
@@ -229,7 +267,8 @@ def _site(folder: Folder) -> list[Check]:
 
 def _node(folder: Folder) -> list[Check]:
     """The SuperNode's key, by which the SuperLink knows it."""
-    fix = f"fl-privacy pki request {folder.path}"
+    has_certificate = folder.keys.certificate_file.exists() and folder.keys.key_file.exists()
+    fix = f"fl-privacy pki {'renew' if has_certificate else 'request'} {folder.path}"
     if not folder.node_key.exists():
         return [Check("node", False, "the SuperNode has no key", fix)]
     try:

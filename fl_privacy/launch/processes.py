@@ -26,6 +26,7 @@ ORPHAN_GRACE = 1.0  # Flower's executors would wait longer for their parents to 
 POLL = 0.05
 OLD_LOGS = 9
 LARGEST_LOG = 10 * 2**20
+OWN_LOG = "serve"  # what `site start` has the serving process write to
 PR_SET_PDEATHSIG = 1
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -162,10 +163,12 @@ class Fleet:
 
     def trim(self, largest: int = LARGEST_LOG) -> None:
         """Put the logs of long-lived processes aside when they have grown; they write on at the new end."""
-        for child in self.children.values():
-            if child.log.exists() and child.log.stat().st_size > largest:
-                shutil.copyfile(child.log, self._first_old(child.name))
-                os.truncate(child.log, 0)
+        for name in (*self.children, OWN_LOG):
+            log = self._logs / f"{name}.log"
+            if log.exists() and log.stat().st_size > largest:
+                with suppress(OSError):  # a full disk stops nobody
+                    shutil.copyfile(log, self._first_old(name))
+                os.truncate(log, 0)
 
     def wait_for(self, name: str, event: str, timeout: float) -> dict[str, Any]:
         """The first such event in a process's log; it must come while the process lives."""

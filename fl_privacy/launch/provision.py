@@ -107,7 +107,8 @@ def _with_own(folder: Path, kit: Kit) -> Kit:
             "--out (in containers: docker compose -p NAME up)"
         )
     given = {name: getattr(old, name) for name in OWN if getattr(kit, name) is None}
-    return kit.model_copy(update={name: value for name, value in given.items() if value is not None})
+    own = {name: value for name, value in given.items() if value is not None}
+    return kit.model_copy(update={**own, "metrics": old.metrics})  # none at all is a choice too
 
 
 def _address(hosts: Hosts, role: Role, name: str) -> Address | None:
@@ -123,9 +124,7 @@ def _write(folder: Path, kit: Kit, federation: Federation) -> None:
     write_kit(folder, kit)
     (folder / "federation.yaml").write_text(federation.to_yaml())
     (folder / "README.md").write_text(kit_files.readme(kit))
-    (folder / "compose.yml").write_text(kit_files.compose(kit))
-    if kit.role != "server":
-        (folder / f"fl-privacy-{kit.name}.service").write_text(kit_files.unit(kit))
+    kit_files.write(Folder(folder, kit, federation))
 
 
 def _shared_secret(out: Path) -> bytes:

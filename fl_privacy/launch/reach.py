@@ -7,11 +7,13 @@ import ssl
 import time
 from dataclasses import dataclass
 
+from fl_privacy.errors import FederationError
 from fl_privacy.launch.finding import Check
 from fl_privacy.wire import dial
 from fl_privacy.wire.identity import Keyring
 
 WAIT = 2.0
+NO_PASSWORD = ""  # else OpenSSL asks at the terminal for one that an encrypted key needs
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
@@ -28,12 +30,13 @@ class Way:
 
     def open(self, until: float) -> socket.socket:
         """A connection, not later than `until`."""
-        where = dial.proxy_address(self.proxy) if self.proxy else (self.host, int(self.address.rpartition(":")[2]))
         try:
+            where = dial.proxy_address(self.proxy) if self.proxy else (self.host, int(self.address.rpartition(":")[2]))
             sock = socket.create_connection(where, _left(until))
-        except OSError as error:
+        except (OSError, FederationError) as error:
             if self.proxy:
-                raise dial.Unreachable("proxy", f"the proxy {self.proxy}: {error.strerror or error}") from None
+                why = getattr(error, "strerror", None) or error
+                raise dial.Unreachable("proxy", f"the proxy {self.proxy}: {why}") from None
             raise
         try:
             if self.proxy:
@@ -79,7 +82,7 @@ def dialogue(way: Way, keys: Keyring, greeting: bytes, protocol: str) -> tuple[C
     address = way.address
     try:
         context = ssl.create_default_context(cafile=str(keys.authority_file))
-        context.load_cert_chain(keys.certificate_file, keys.key_file)
+        context.load_cert_chain(keys.certificate_file, keys.key_file, NO_PASSWORD)
     except (OSError, ValueError):
         return answers(way), b""  # what is wrong with our files is a finding of its own
     try:

@@ -61,7 +61,7 @@ def _superlink(folder: Folder, ports: Ports) -> Iterator[Process]:
     command = flower.superlink_behind_gate(address, local, folder.state / "flower.db", folder.path / "secret")
     yield Process("superlink", command, home, port=address)
     gate = flower.gate(_listen(folder), address, local, folder.keys, folder.kit.federation)
-    yield Process("gate", gate, announces=True)
+    yield Process("gate", [*gate, *_observed(folder)], announces=True)
 
 
 def _server(folder: Folder, ports: Ports) -> Iterator[Process]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from fl_privacy.errors import LaunchError
 from fl_privacy.launch import flower, roles
@@ -23,6 +24,7 @@ from fl_privacy.log import Log
 from fl_privacy.wire.tls import LocalKeys
 
 POLL = 0.2
+LOOK = 0.5  # seconds: who only looks whether a kit is served has its lock for a moment
 HEALTH_EVERY = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 STEADY = 60.0  # seconds of life after which a fall counts as the first again
@@ -34,11 +36,20 @@ def alone(folder: Folder) -> Iterator[None]:
     """One serving process for a kit; the lock goes with the process, however it ends."""
     folder.run.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder.run / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LaunchError(f"kit {folder.path}: is served already; stop that first") from None
+        until = time.monotonic() + LOOK
+        while not _locked(lock):
+            if time.monotonic() > until:
+                raise LaunchError(f"kit {folder.path}: is served already; stop that first")
+            time.sleep(POLL)
         yield
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 @dataclass
@@ -136,10 +147,11 @@ def serve(folder: Folder, until: Path | None = None) -> None:
                 supervisor.step()
                 if members is not None and all(one.up for one in watched):
                     members.keep()
-                if time.monotonic() - beat > HEALTH_EVERY and supervisor.healthy:
-                    (folder.run / "healthy").touch()
-                    beat = time.monotonic()
+                if time.monotonic() - beat > HEALTH_EVERY:
                     fleet.trim()
+                    if supervisor.healthy:
+                        (folder.run / "healthy").touch()
+                        beat = time.monotonic()
                 time.sleep(POLL)
         finally:
             (folder.run / "healthy").unlink(missing_ok=True)

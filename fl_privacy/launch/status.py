@@ -27,8 +27,10 @@ QUIET = 900.0  # seconds beyond the deadline after which a server elsewhere that
 RECENT = 10  # rounds that the time of the next ones is told from
 LONGEST_TEXT = 300
 SIGNALS = ("KeyboardInterrupt", "SystemExit")  # how a server that is told to stop says that it failed
-STOPPED = "it was stopped before its end; go on with fl-privacy up --resume"
-GONE = "its processes are gone, and the server told no end; go on with fl-privacy up --resume"
+STOPPED = "it was stopped before its end; go on with {command}"
+GONE = "its processes are gone, and the server told no end; go on with {command}"
+IN_CONTAINERS = "in containers"
+AWAY = "it comes here at its end; until then: docker compose -p {project} ps, and logs server"
 
 Event = dict[str, Any]
 
@@ -87,7 +89,8 @@ def read(path: Path, now: float | None = None) -> Status:
     events, earlier = _server_events(root)
     rows = [row for row in _json_lines(root / "metrics.jsonl", LONGEST_LOG) if _number(row.get("round")) is not None]
     processes = _processes(home, root / "logs")
-    state, reason = _state(manifest, config, events, home.is_dir(), processes, now or time.time())
+    state, reason = _state(manifest, config, events, home, processes, now or time.time())
+    reason = reason.format(command=_command(root, home)) if state == "interrupted" else reason
     last = rows[-1] if rows else {}
     found = Status(root.name, str(root), state, reason, rounds=_whole(config.get("rounds")), processes=processes)
     found.round = _whole(last.get("round")) or 0
@@ -100,7 +103,7 @@ def read(path: Path, now: float | None = None) -> Status:
 
 
 def _state(
-    manifest: Event, config: Event, events: list[Event], local: bool, processes: list[Process], now: float
+    manifest: Event, config: Event, events: list[Event], home: Path, processes: list[Process], now: float
 ) -> tuple[str, str]:
     """Completed and failed by what the server said; else by whether anybody is still there."""
     ends = [event for event in events if event["event"] in ("completed", "failed")]
@@ -109,7 +112,9 @@ def _state(
         return ("interrupted", STOPPED) if reason.startswith(SIGNALS) else (str(ends[-1]["event"]), reason)
     if manifest.get("status") in ("completed", "failed") and not any(p.alive for p in processes):
         return str(manifest["status"]), ""
-    if local:
+    if (home / "compose.yaml").is_file() and not processes:
+        return IN_CONTAINERS, AWAY.format(project=_project(home))
+    if home.is_dir():
         gone = not any(process.alive for process in processes)
     else:
         quiet = now - max((_number(event.get("time")) or 0.0 for event in events), default=0.0)
@@ -117,6 +122,25 @@ def _state(
     if gone:
         return "interrupted", GONE
     return ("running" if any(event["event"] == "started" for event in events) else "waiting"), ""
+
+
+def _command(root: Path, home: Path) -> str:
+    """What goes on with a run: whoever started it knows it."""
+    if home.is_dir():
+        return "fl-privacy up --resume"
+    kit = root.parent.parent
+    return f"fl-privacy train {kit if (kit / 'kit.yaml').is_file() else 'KIT'}"
+
+
+def _project(home: Path) -> str:
+    """The compose project of a run, by the federation's name as the launcher wrote it down."""
+    try:
+        found = re.search(
+            rb"^name: ([A-Za-z0-9._-]{1,128})$", _end_of(home / "federation.yaml", LONGEST_DOCUMENT), re.M
+        )
+    except OSError:
+        found = None
+    return f"fl-privacy-{found[1].decode() if found else 'NAME'}"
 
 
 def _times(found: Status, events: list[Event], rows: list[Event]) -> None:

@@ -12,6 +12,7 @@ from email.utils import formatdate
 
 import h11
 
+from fl_privacy.metrics import OFF, Metrics
 from fl_privacy.wire.listener import CHUNK, Stream
 from fl_privacy.wire.tls import GOODBYE, HANDSHAKE
 
@@ -76,8 +77,9 @@ def check(request: h11.Request, role: str) -> None:
 class Caller:
     """One connection of a party: its requests, one after the other."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, metrics: Metrics = OFF) -> None:
         self._reader, self._writer = stream
+        self._metrics = metrics
         self._http = h11.Connection(h11.SERVER, HEAD_BYTES)
         self._answered = self._head_only = False
 
@@ -123,6 +125,7 @@ class Caller:
         try:
             if data := self._http.send(event):
                 self._writer.write(data)
+                self._metrics.moved("out", len(data))
                 async with asyncio.timeout(STALL):
                     await self._writer.drain()
         except (OSError, TimeoutError, h11.LocalProtocolError):
@@ -166,9 +169,11 @@ class Caller:
 
     async def _take(self) -> bytes:
         try:
-            return await self._reader.read(CHUNK)
+            data = await self._reader.read(CHUNK)
         except OSError:
             raise Gone from None
+        self._metrics.moved("in", len(data))
+        return data
 
 
 class Upstream:

@@ -13,6 +13,7 @@ from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.launch.pki import load_key
 from fl_privacy.log import Log
+from fl_privacy.metrics import operations
 from fl_privacy.metrics import serve as serve_metrics
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import rpc
@@ -33,12 +34,6 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def operations(parser: argparse.ArgumentParser) -> None:
-    """What every role can tell its operator."""
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus metrics here; default: nowhere")
-    parser.add_argument("--events", type=Path, metavar="FILE", help="keep the event log here too, rotated by size")
-
-
 def recorder(options: argparse.Namespace, federation: Federation, observer: str) -> ViewWriter | None:
     """The writer of this party's own view; none unless the federation is audited."""
     if not federation.audit or options.view is None:
@@ -53,7 +48,7 @@ def run(service: str, make: Callable[[Federation], Any], options: argparse.Names
         log.keep(options.events)
         servicer = make(Federation.load(options.config))
         servicer.log = log
-        servicer.metrics, address = serve_metrics(log.role.partition("-")[0], log.role, options.metrics)
+        servicer.metrics, address = serve_metrics(log.role.partition("-")[0], log.role, options.metrics, log)
         if address:
             log("metrics", address=address)
         asyncio.run(serve(service, servicer, options, log))

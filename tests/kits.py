@@ -1,0 +1,48 @@
+"""For tests of start kits: a federation with addresses, a kit edited as its owner would, what preflight says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_privacy.config import Federation
+from fl_privacy.launch import preflight_kit
+from fl_privacy.launch.kit import Folder
+
+HERE = "127.0.0.1"
+
+
+def federation(sites: int = 3, port: int = 9, **changes: Any) -> Federation:
+    values = {
+        "name": "kits",
+        "sites": sites,
+        "quorum": 2,
+        "route": {"kind": "shuffler", "n_min": 2},
+        "hosts": {"superlink": f"{HERE}:{port}", "shuffler": f"{HERE}:{port}"},
+    }
+    return Federation.model_validate({**values, **changes})
+
+
+def write(folder: Path, made: Federation) -> Path:
+    path = folder / "federation.yaml"
+    path.write_text(made.to_yaml())
+    return path
+
+
+def change(kit: Path, **values: Any) -> None:
+    """Edit kit.yaml as its owner would."""
+    path = kit / "kit.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **values}))
+
+
+def failures(kit: Path, reach: bool = False) -> dict[str, str]:
+    """The failed checks and what they say; each has a fix."""
+    found = [check for check in preflight_kit.run(Folder.open(kit), reach) if not check.ok]
+    assert all(check.fix for check in found)
+    return {check.name: check.detail for check in found}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,172 @@
+"""`fl-privacy site start | stop | status`: what it says of a site is true, and nothing half-started is left."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from commands import cli, json_of
+from fl_privacy.config import Federation
+from fl_privacy.errors import LaunchError
+from fl_privacy.launch import background
+from fl_privacy.launch.kit import Folder
+from fl_privacy.launch.pki import Authority
+from fl_privacy.launch.processes import OLD_LOGS, Fleet
+from fl_privacy.launch.provision import Choices, provision
+from fl_privacy.launch.serve import alone
+from netns import left
+
+SERVES = """
+import json, pathlib, subprocess, sys, time
+run = pathlib.Path(sys.argv[1]) / "run"
+child = subprocess.Popen(["sleep", "60"])
+(run / "pids.json").write_text(json.dumps({"worker": child.pid}))
+(run / "healthy").touch()
+time.sleep(60)
+"""
+FALLS = "import time; time.sleep(1); print('error: is served already'); raise SystemExit(2)"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Folder:
+    hosts = {"superlink": "127.0.0.1:9", "shuffler": "127.0.0.1:9"}
+    made = Federation.model_validate({"name": "kits", "sites": 3, "route": {"kind": "shuffler"}, "hosts": hosts})
+    provision(made, tmp_path / "kits", Authority.open(tmp_path / "ca"), sign=True, choices=Choices(metrics=None))
+    return Folder.open(tmp_path / "kits" / "site-0")
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """In place of `fl-privacy serve`, what the test says."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def instead(code: str, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(folder: Folder, log: Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            command = [sys.executable, "-c", code, str(folder.path)]
+            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        started.append(process)
+        return process
+
+    monkeypatch.setattr(background, "_launch", launch)
+
+
+@contextmanager
+def served(folder: Folder) -> Iterator[None]:
+    """As systemd or a container does it: locked and healthy, and no pid of ours."""
+    folder.run.mkdir(exist_ok=True)
+    (folder.run / "healthy").touch()
+    with (folder.run / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_empty_folders_that_an_archiver_dropped_are_made_again(
+    site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead(SERVES, started, monkeypatch)
+    shutil.rmtree(site.state)
+    shutil.rmtree(site.logs)
+    assert background.start(site)["state"] == "up"
+    assert background.stop(site)["state"] == "down"
+    assert started[0].poll() is not None
+
+
+def test_a_disk_that_is_full_when_the_pid_is_noted_leaves_nothing_running(
+    site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead(SERVES, started, monkeypatch)
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(LaunchError, match=r"site-0: did not start: .*No space left on device; "):
+        background.start(site)
+    assert started[0].poll() is not None
+
+
+def test_a_site_that_somebody_else_serves_is_neither_started_nor_called_stopped(
+    site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead(SERVES, started, monkeypatch)
+    with served(site):
+        assert background.status(site)["state"] == "up"
+        for action in (background.start, background.stop):
+            with pytest.raises(LaunchError, match="by systemd, a container or fl-privacy serve; stop it there"):
+                action(site)
+    assert started == []
+    assert background.status(site)["state"] == "down"  # it was healthy a moment ago, and is gone
+
+
+def test_the_health_of_a_killed_predecessor_is_not_taken_for_ones_own(
+    site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead(FALLS, started, monkeypatch)
+    site.run.mkdir()
+    (site.run / "healthy").touch()
+    with pytest.raises(LaunchError, match="did not start: is served already"):
+        background.start(site)
+
+
+def test_the_health_of_another_that_came_up_meanwhile_is_not_either(
+    site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_another = "import pathlib, sys; (pathlib.Path(sys.argv[1]) / 'run' / 'healthy').touch()\n"
+    instead(by_another + FALLS, started, monkeypatch)
+    with pytest.raises(LaunchError, match="did not start: is served already"):
+        background.start(site)
+
+
+def test_a_real_site_that_cannot_come_up_leaves_nothing_also_without_its_empty_folders(tmp_path: Path) -> None:
+    hosts = {"superlink": "127.0.0.1:9", "shuffler": "127.0.0.1:9"}
+    values = {"name": "kits", "sites": 3, "route": {"kind": "shuffler"}, "hosts": hosts}
+    made = Federation.model_validate({**values, "task": {"dataset": "mnist", "model": "lenet5"}})
+    (tmp_path / "mnist").mkdir()
+    choices = Choices(metrics=None, data=tmp_path)
+    provision(made, tmp_path / "kits", Authority.open(tmp_path / "ca"), sign=True, choices=choices)
+    kit = tmp_path / "kits" / "site-0"
+    shutil.rmtree(kit / "state")
+    done = cli("site", "start", kit)
+    assert (done.returncode, "did not start: worker: data_dir" in done.stderr) == (2, True), done.stderr
+    assert left(kit) == []
+    assert json_of(cli("site", "status", kit, "--json"))["state"] == "down"
+
+
+def test_who_looks_whether_a_kit_is_served_keeps_nobody_from_serving_it(site: Folder) -> None:
+    site.run.mkdir()
+    with (site.run / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+        with alone(site):
+            assert site.served
+        assert not site.served
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LaunchError, match="is served already"), alone(site):
+            pass
+
+
+def test_what_a_background_site_writes_is_bounded_like_the_other_logs(tmp_path: Path) -> None:
+    fleet, log = Fleet(tmp_path, tmp_path / "pids.json"), tmp_path / "serve.log"
+    for _ in range(OLD_LOGS + 3):
+        log.write_bytes(b"x" * 101)
+        fleet.trim(largest=100)
+        assert log.stat().st_size == 0
+    assert len(list(tmp_path.glob("serve.*.log"))) == OLD_LOGS
