@@ -79,13 +79,16 @@ def _service(federation: Federation, role: Role, name: str, image: str, run: str
     if role == "site":
         site = federation.site(name)
         made["volumes"] += [f"{path}:{path}:ro" for path in (site.data, site.policy) if path]
-    device = federation.site(name).device if role == "site" else "cpu"
-    if device != "cpu":
-        # Inside its container the one GPU that a site has is the first.
-        made["command"] += ["--device", "cuda"]
-        chosen = {"driver": "nvidia", "device_ids": [device.partition(":")[2] or "0"], "capabilities": ["gpu"]}
-        made["deploy"] = {"resources": {"reservations": {"devices": [chosen]}}}
+        reserve(made, site.device)
     return made
+
+
+def reserve(service: dict[str, Any], device: str) -> None:
+    """Give a site's container the one GPU of its device; inside the container that is the first."""
+    if device != "cpu":
+        service["command"] += ["--device", "cuda"]
+        chosen = {"driver": "nvidia", "device_ids": [device.partition(":")[2] or "0"], "capabilities": ["gpu"]}
+        service["deploy"] = {"resources": {"reservations": {"devices": [chosen]}}}
 
 
 def addressed(federation: Federation) -> Federation:

@@ -162,14 +162,11 @@ def compose(folder: Folder) -> str:
     made["command"] = ["train" if runs else "serve", "/kit"]
     made["volumes"] = ["./:/kit", *(_mount(path, writes) for path, writes in _outside(folder))]
     if runs:
-        made |= {"restart": "no", "healthcheck": {"disable": True}}
+        made["restart"] = "no"
     if kit.listen:
         port = kit.listen.rpartition(":")[2]
         made["ports"] = [f"{port}:{port}"]
-    if device != "cpu":
-        made["command"] += ["--device", "cuda"]  # inside, the one that is reserved is the first
-        chosen = {"driver": "nvidia", "device_ids": [device.partition(":")[2] or "0"], "capabilities": ["gpu"]}
-        made["deploy"] = {"resources": {"reservations": {"devices": [chosen]}}}
+    services.reserve(made, device)
     whole = {"name": f"fl-privacy-{kit.name}", "services": {kit.name: made}}
     return COMPOSE + yaml.safe_dump(whole, sort_keys=False, width=1000)
 
