@@ -59,7 +59,7 @@ def test_what_lies_in_the_kit_needs_no_mount(kits: Path) -> None:
 def test_containers_of_all_kits_are_bounded(kits: Path) -> None:
     for kit in kits.iterdir():
         found = service(kit)
-        assert found["restart"] == ("no" if kit.name == "server" else "on-failure:5")
+        assert found["restart"] == ("no" if kit.name == "server" else "unless-stopped")
         assert found["logging"]["options"] == {"max-size": "10m", "max-file": "5"}
         assert (found["read_only"], found["cap_drop"]) == (True, ["ALL"])
         assert ("ports" in found) == (kit.name in ("superlink", "shuffler"))
@@ -97,7 +97,7 @@ def test_units_are_what_systemd_reads(kits: Path, tmp_path: Path) -> None:
 
 def test_what_an_owner_changed_by_hand_is_kept_and_told(kits: Path, tmp_path: Path) -> None:
     mine = kits / "site-0" / "compose.yml"
-    mine.write_text(mine.read_text().replace("on-failure:5", "unless-stopped"))
+    mine.write_text(mine.read_text().replace("unless-stopped", "always"))
     before = mine.read_text()
     change(kits / "site-1", data="/srv/data")
     config = write(tmp_path, federation(4))
@@ -111,4 +111,4 @@ def test_what_an_owner_changed_by_hand_is_kept_and_told(kits: Path, tmp_path: Pa
     assert f"{mine}: was changed by hand; delete it" in told[0]
     mine.unlink()
     assert json_of(cli("refresh", kits / "site-0", "--json"))["kept"] == []
-    assert service(kits / "site-0")["restart"] == "on-failure:5"
+    assert service(kits / "site-0")["restart"] == "unless-stopped"

@@ -161,8 +161,7 @@ def compose(folder: Folder) -> str:
     made = {**services.COMMON, "image": f"fl-privacy:${{TORCH:-{'cpu' if device == 'cpu' else 'cuda'}}}"}
     made["command"] = ["train" if runs else "serve", "/kit"]
     made["volumes"] = ["./:/kit", *(_mount(path, writes) for path, writes in _outside(folder))]
-    if runs:
-        made["restart"] = "no"
+    made["restart"] = "no" if runs else "unless-stopped"  # also after the machine was started anew
     if kit.listen:
         port = kit.listen.rpartition(":")[2]
         made["ports"] = [f"{port}:{port}"]
