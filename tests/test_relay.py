@@ -140,6 +140,9 @@ def test_why_the_gate_is_not_reached_is_said_once(relays: Relays, tmp_path: Path
     stranger = foreign.of("site", "stranger")
     shutil.copy(site.authority_file, stranger.authority_file)
     far = front.keys.authority.issue(Identity("test", "superlink", "far"), tmp_path / "far", ("far.example",))
+    revoked = front.keys.of("site", "gone")
+    front.keys.authority.revoke(Identity("test", "site", "gone").uri)
+    shutil.copy(front.keys.authority.revoked_file, front.keys.of("superlink", "superlink").revoked_file)
     misnamed = Echo(LocalKeys(far.certificate_file, far.key_file))
     cases = [
         (site, "nowhere.invalid:1", "name", "name not found"),
@@ -149,7 +152,7 @@ def test_why_the_gate_is_not_reached_is_said_once(relays: Relays, tmp_path: Path
         (foreign.of("site", "other"), front.address, "their_certificate", "the superlink's certificate"),
         (site, misnamed.address, "their_certificate", "mismatch"),
         (Keys(front.keys.folder, "elsewhere").of("site", "guest"), front.address, "their_certificate", "'elsewhere'"),
-        (front.keys.of("shuffler", "shuffler"), front.address, "closed", "its log says why"),
+        (revoked, front.address, "closed", "its log says why"),
     ]
     for number, (keys, target, cause, reason) in enumerate(cases):
         name = f"why-{number}"
