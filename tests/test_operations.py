@@ -1,252 +1,41 @@
-"""What an operator sees: metrics that name nobody, and an event log that loses nothing."""
+"""What real processes tell an operator: metrics that name nobody, and an event log of all that matters."""
 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import itertools
 import json
-import os
-import re
-import socket
-import stat
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from client_app import worker
 from client_app.site import Site
 from commands import cli, json_of
-from fl_privacy import log as logs
 from fl_privacy import scrape
 from fl_privacy.config import Federation
-from fl_privacy.errors import LaunchError
 from fl_privacy.launch import ground
 from fl_privacy.launch.engine import Result, up
 from fl_privacy.launch.processes import Fleet, Tail
 from fl_privacy.launch.status import Status, read
-from fl_privacy.log import EventFile, Log
+from fl_privacy.log import Log
 from fl_privacy.wire import client
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.identity import Keyring
 from helpers import CALL, START, Deployment, Keys, collect, eventually, open_round, round_header, send, status, submit
 from helpers import vector_header as header_for
+from observed import get, kept, values
 
 LENGTH = 100
 BYTES_IN, BYTES_OUT = (f'fl_privacy_bytes_total{{direction="{way}"}}' for way in ("in", "out"))
 SITES = ("site-0", "site-1", "site-2")
-
-
-def get(address: str, path: str = "/metrics", method: str = "GET") -> tuple[int, str]:
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
-
-
-def values(text: str) -> dict[str, float]:
-    """Every sample of a scrape, by its name and labels."""
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
-
-
-def kept(path: Path) -> list[dict[str, Any]]:
-    """All events of a file and of those it was rotated to, oldest first."""
-    files = [*sorted(path.parent.glob(f"{path.name}.[0-9]*"), key=lambda p: -int(p.suffix[1:])), path]
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
-# The event file.
-
-WRITER = """
-import sys
-from pathlib import Path
-from threading import Thread
-from fl_privacy.log import EventFile, Log
-log = Log(sys.argv[2])
-log._file = EventFile(Path(sys.argv[1]), 4096, 200)
-def write(thread):
-    for n in range(150):
-        log.own("tick", name=f"{sys.argv[2]}/{thread}/{n}", pad="x" * (n % 40))
-threads = [Thread(target=write, args=(t,)) for t in range(4)]
-[t.start() for t in threads]
-[t.join() for t in threads]
-"""
-
-
-def test_no_event_is_lost_while_many_threads_and_processes_rotate(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), f"p{n}"]) for n in range(3)]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
-    found = [event["name"] for event in kept(path)]
-    assert sorted(found) == sorted(f"p{p}/{t}/{n}" for p in range(3) for t in range(4) for n in range(150))
-    files = list(tmp_path.glob("events.jsonl*"))
-    assert len(files) > 10
-    assert max(file.stat().st_size for file in files) <= 4096
-    written = [file for file in files if file.suffix != ".lock"]
-    assert {stat.S_IMODE(file.stat().st_mode) for file in written} == {0o640}
-
-
-def test_each_writer_s_events_stay_in_order_and_only_the_oldest_files_go(tmp_path: Path) -> None:
-    events = EventFile(tmp_path / "e", size=100, files=3)
-    for n in range(100):
-        events.append(b'{"n":%2d}\n' % n)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["e", "e.1", "e.2", "e.lock"]
-    numbers = [event["n"] for event in kept(tmp_path / "e")]
-    assert numbers == list(range(numbers[0], 100))
-    assert len(numbers) > 20
-
-
-def test_a_line_that_a_crash_cut_off_spoils_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "e"
-    path.write_text('{"event":"cut o')
-    Log("site-0", events=path).own("whole")
-    assert json.loads(path.read_text().splitlines()[-1])["event"] == "whole"
-
-
-def test_a_kept_event_has_time_role_event_run_and_round_first_and_is_of_bounded_length(tmp_path: Path) -> None:
-    path = tmp_path / "e"
-    Log("site-0", events=path)("failed", round=3, reason="\n" + "x" * 9999, loss=float("nan"), own={"peer": "a"})
-    (line,) = path.read_text().splitlines()
-    event = json.loads(line)
-    assert list(event)[:5] == ["time", "role", "event", "run", "round"]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event["time"])
-    assert (event["run"], event["round"], event["loss"], event["peer"]) == (None, 3, None, "a")
-    assert len(event["reason"]) == logs.LONGEST_TEXT
-
-
-def test_a_full_disk_stops_nobody_and_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "e"
-    log, write, full = Log("shuffler", events=path), os.write, True
-
-    def short(handle: int, line: bytes) -> int:
-        return write(handle, line[:7]) if full else write(handle, line)
-
-    monkeypatch.setattr(logs.os, "write", short)
-    for n in range(5):
-        log("accepted", count=n)
-    full = False
-    log("released", count=5)
-    told = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
-    assert told == ["accepted", "events-failing", *["accepted"] * 4, "released"]
-    assert [(e["event"], e["count"]) for e in kept(path)] == [("events-lost", 5), ("released", 5)]
-
-
-def test_a_file_system_without_room_is_such_a_disk(tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", small]).returncode:
-        pytest.skip("needs root and the right to mount a small file system")
-    try:
-        log = Log("shuffler", events=small / "e")
-        for n in range(500):
-            log.own("tick", n=n)
-        found = kept(small / "e")
-        (small / "e").unlink()
-        log.own("after")
-        after = kept(small / "e")
-    finally:
-        subprocess.run(["umount", small], check=True)
-    assert [event["n"] for event in found] == list(range(len(found)))
-    assert [event["event"] for event in after] == ["events-lost", "after"]
-    assert len(found) + after[0]["count"] == 500
-
-
-def test_an_event_file_that_cannot_be_is_named(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    for path in (tmp_path, tmp_path / "link", Path("/proc/events")):
-        with pytest.raises(LaunchError, match=f"events {path}: .*--events"):
-            Log("site-0", events=path)
-
-
-def test_what_a_peer_can_cause_at_will_is_told_so_often_and_then_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, now = Log("shuffler", events=tmp_path / "e"), itertools.chain([1000.0] * 500, itertools.repeat(1061.0))
-    monkeypatch.setattr(logs.time, "monotonic", lambda: next(now))
-    for _ in range(501):
-        log.sparingly("refused", reason="again")
-    found = kept(tmp_path / "e")
-    assert len(found) == logs.SPARING + 1
-    assert found[-1]["left_out"] == 500 - logs.SPARING
-
-
-# The metrics.
-
-
-@given(st.text(), st.sampled_from(["", "dtype: ", "site ", "\0"]))
-def test_no_text_of_a_peer_becomes_a_label(text: str, before: str) -> None:
-    assert scrape.field_of(before + text) in scrape.FIELDS | {scrape.OTHER}
-
-
-def test_labels_stay_few_whatever_is_refused() -> None:
-    counted = scrape.Prometheus("shuffler", "shuffler")
-    for n in range(2000):
-        counted.reject(f"CODE_{n}", f"word{n}: x")
-        counted.reject("NOT_FOUND", f'run "{n}"\n: x')
-    found = [name for name in values(counted.text().decode()) if "rejects" in name]
-    other = scrape.OTHER
-    wanted = [(other, other), ("NOT_FOUND", "run")]
-    assert sorted(found) == sorted(
-        f'fl_privacy_rejects_total{{code="{code}",field="{field}"}}' for code, field in wanted
-    )
-
-
-def test_only_get_metrics_is_served_and_on_loopback_unless_asked() -> None:
-    _, address = scrape.listen("shuffler", "shuffler", "0")
-    assert address.startswith("127.0.0.1:")
-    assert get(address)[0] == 200
-    assert 'fl_privacy_rounds_total{outcome="released"} 0.0' in get(address)[1]
-    assert "python_info" not in get(address)[1]
-    assert "process_" not in get(address)[1]
-    assert [get(address, path)[0] for path in ("/", "/metrics/x", "/favicon.ico")] == [404] * 3
-    assert [get(address, method=method)[0] for method in ("POST", "PUT", "DELETE", "HEAD")] == [501] * 4
-
-
-@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:", "127.0.0.1:99999", "203.0.113.7:0", "127.0.0.1:-1"])
-def test_an_address_that_cannot_be_is_named(address: str) -> None:
-    with pytest.raises(LaunchError, match=f"metrics {address}: .*; (choose|use) "):
-        scrape.listen("shuffler", "shuffler", address)
-
-
-def test_scrapers_that_hang_are_few_and_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrape, "PATIENCE", 1.0)
-    _, address = scrape.listen("shuffler", "shuffler", "127.0.0.1:0")
-    where = ("127.0.0.1", int(address.rpartition(":")[2]))
-    hanging = [socket.create_connection(where) for _ in range(scrape.SLOTS + 2)]
-    try:
-        for connection in hanging:
-            connection.sendall(b"GET /metrics HTT")
-        for connection in hanging:
-            connection.settimeout(10)
-            with suppress(ConnectionResetError):
-                assert connection.recv(1) == b""
-        assert get(address)[0] == 200
-    finally:
-        for connection in hanging:
-            connection.close()
-
-
-def test_a_role_without_metrics_does_not_load_them() -> None:
-    code = "import sys, shuffler_app.__main__, aggregator_app.__main__, fl_privacy.cli\n"
-    code += "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'http.server', 'fl_privacy.scrape')))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 # A real shuffler, and callers who do not keep to the rules.
