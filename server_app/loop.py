@@ -92,8 +92,8 @@ class Coordinator:
             done = max(self.checkpoints.rounds(), default=0)
             if done:
                 self._resume(self.checkpoints.load(done))
-            self.log("waiting", run=self.plan.run, sites=len(self.federation.sites))
-            present = self.nodes.wait()
+            sites = len(self.federation.sites)
+            present = self.nodes.wait(lambda n: self.log("waiting", run=self.plan.run, sites=sites, present=n))
             self.log("started", run=self.plan.run, round=done + 1, sites=len(present))
             if not done:
                 self._evaluate(0, Outcome(0), 0.0)

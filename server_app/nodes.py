@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -26,11 +26,14 @@ class Nodes:
         self._pending: dict[str, str] = {}
         self._simulated = False
 
-    def wait(self) -> list[str]:
+    def wait(self, tell: Callable[[int], None] = lambda count: None) -> list[str]:
         """The names of the sites that are there: all of them, or after the deadline at least a quorum."""
-        until = time.monotonic() + self._federation.deadline
+        until, told = time.monotonic() + self._federation.deadline, -1
         while True:
             self._ids = self._named()
+            if len(self._ids) != told:
+                told = len(self._ids)
+                tell(told)
             if len(self._ids) == len(self._federation.sites):
                 return sorted(self._ids)
             if time.monotonic() > until:

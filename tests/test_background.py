@@ -170,3 +170,25 @@ def test_what_a_background_site_writes_is_bounded_like_the_other_logs(tmp_path: 
         fleet.trim(largest=100)
         assert log.stat().st_size == 0
     assert len(list(tmp_path.glob("serve.*.log"))) == OLD_LOGS
+
+
+def test_a_copy_of_a_kit_that_runs_is_not_the_site_that_runs(
+    site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    instead(SERVES, started, monkeypatch)
+    background.start(site)
+    shutil.copytree(site.path, tmp_path / "copy")
+    copy = Folder.open(tmp_path / "copy")
+    assert background.status(copy)["state"] == "down"
+    assert background.stop(copy)["state"] == "down"
+    assert started[0].poll() is None
+
+
+def test_status_tells_whether_the_superlink_is_in_reach(
+    site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead(SERVES, started, monkeypatch)
+    assert background.start(site)["superlink"] is None
+    log = site.logs / "relay.log"
+    log.write_text('{"time":1.0,"event":"connected"}\n{"time":2.0,"event":"unreachable","reason":"refused"}\n')
+    assert background.status(site)["superlink"] == "unreachable: refused"

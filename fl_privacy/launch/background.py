@@ -43,7 +43,8 @@ def start(folder: Folder) -> dict[str, Any]:
             made.mkdir(exist_ok=True, mode=0o700)
         log, began = folder.logs / "serve.log", time.time()
         process = _launch(folder, log)
-        _note(folder).write_text(json.dumps({"pid": process.pid, "born": psutil.Process(process.pid).create_time()}))
+        born = psutil.Process(process.pid).create_time()
+        _note(folder).write_text(json.dumps({"kit": str(folder.path), "pid": process.pid, "born": born}))
         _wait(folder, process, log, began)
     except BaseException as error:
         if process is not None:
@@ -132,6 +133,7 @@ def status(folder: Folder) -> dict[str, Any]:
         "state": state,
         "pid": pid,
         "processes": _processes(folder) if state != "down" else {},
+        "superlink": _superlink(folder) if state != "down" else None,
         "last": None if last is None else {k: v for k, v in last.items() if k != "role"},
         "ledger": ledger,
         "logs": str(folder.logs),
@@ -148,9 +150,11 @@ def _note(folder: Folder) -> Path:
 
 
 def _pid(folder: Folder) -> int | None:
-    """Of the serving process, if it is still that one."""
+    """Of the serving process, if it is still that one; the note in a copy of the kit is of the original."""
     try:
         note = json.loads(_note(folder).read_text())
+        if note["kit"] != str(folder.path):
+            return None
         process = psutil.Process(int(note["pid"]))
         alive = process.create_time() == note["born"] and process.status() != psutil.STATUS_ZOMBIE
         return process.pid if alive else None
@@ -170,6 +174,14 @@ def _processes(folder: Folder) -> dict[str, int]:
         return dict(json.loads((folder.run / "pids.json").read_text()))
     except (OSError, ValueError):
         return {}
+
+
+def _superlink(folder: Folder) -> str | None:
+    """What its relay found when the way to the SuperLink last changed."""
+    ways = [event for event in Tail(folder.logs / "relay.log").poll() if event["event"] in ("connected", "unreachable")]
+    if not ways:
+        return None
+    return "connected" if ways[-1]["event"] == "connected" else f"unreachable: {ways[-1].get('reason', '')}"
 
 
 def _last_line(log: Path) -> str:

@@ -172,8 +172,13 @@ def _check_renewal(authority: Authority, one: Asked) -> None:
         old.verify_directly_issued_by(authority.certificate)
         if Identity.of(old) != one.identity:
             raise ValueError
-        Keyring(authority.folder).refuse_revoked(old)
         verify_text(old.public_key(), one.request.renewal.signature, one.request.payload)
+        if old.serial_number in authority.revoked():
+            raise LaunchError(
+                f"request {one.source}: the certificate of {one.identity.uri} was revoked, so its old key cannot "
+                "speak for the new one; compare the fingerprint and sign with --replace"
+            )
+        Keyring(authority.folder).refuse_revoked(old)
     except (*BROKEN, ProtocolError):
         raise LaunchError(
             f"request {one.source}: {one.identity.uri} has a certificate for another key; "

@@ -114,6 +114,10 @@ class Status:
     details: str
 
 
+class Unanswered(LaunchError):
+    """The SuperLink did not come into reach in time."""
+
+
 class Control:
     """The SuperLink's control API."""
 
@@ -142,7 +146,7 @@ class Control:
             except httpx.HTTPError as error:
                 alive()
                 if time.monotonic() > until:
-                    raise LaunchError(f"superlink {self._address}: no answer in {seconds:g} s ({error})") from None
+                    raise Unanswered(f"superlink {self._address}: no answer in {seconds:g} s ({error})") from None
                 time.sleep(0.1)
 
     def register(self, public_key: bytes, name: str) -> None:

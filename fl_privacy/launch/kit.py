@@ -58,8 +58,8 @@ class Folder:
         federation = Federation.load(path / "federation.yaml")
         if (federation.name, federation.digest) != (kit.federation, kit.digest):
             raise ConfigError(
-                f"kit {path}: is for another federation than its federation.yaml ({federation.name!r}); "
-                "take both from the same fl-privacy provision"
+                f"kit {path}: is for another federation, or another version of it, than its federation.yaml "
+                f"({federation.name!r}); take both from the same fl-privacy provision"
             )
         if kit.role == "site":
             federation.site(kit.name)

@@ -32,7 +32,8 @@ ReadWritePaths={writes}
 """
 
 UNIT = """\
-# {home}/{name}: copy the kit there, owned by the user fl-privacy; then
+# For fl-privacy in /opt/fl-privacy and a user for it: useradd --system --home-dir /nonexistent fl-privacy
+# {home}/{name}: copy the kit there, owned by that user; then
 #   systemctl link {home}/{name}/fl-privacy-{name}.service && systemctl enable --now fl-privacy-{name}
 [Unit]
 Description=fl-privacy: {role} {name} of federation {federation}
@@ -53,7 +54,8 @@ WantedBy=multi-user.target
 """
 
 TRAIN_UNIT = """\
-# {home}/{name}: copy the kit there, owned by the user fl-privacy; then
+# For fl-privacy in /opt/fl-privacy and a user for it: useradd --system --home-dir /nonexistent fl-privacy
+# {home}/{name}: copy the kit there, owned by that user; then
 #   systemctl link {home}/{name}/fl-privacy-{name}.service && systemctl start --no-block fl-privacy-{name}
 # One run, or the rest of one that was broken off; how it goes: journalctl -fu fl-privacy-{name}
 [Unit]
@@ -129,7 +131,7 @@ This machine joins the shards, evaluates the model and tells the server the scor
 }
 
 README = """\
-# {role} {name} of federation {federation}
+# {title} of federation {federation}
 
 {text}
 ## Setting up
@@ -218,8 +220,10 @@ def _digest(text: str) -> str:
 
 def readme(kit: Kit) -> str:
     where = " and ".join(kit.middleware)
-    facts = {"superlink": kit.superlink, "listen": kit.listen, "and_middleware": f" and to {where}" if where else ""}
+    dialled = f"{kit.hosts[0]}:{kit.listen.rpartition(':')[2]}" if kit.hosts and kit.listen else kit.listen
+    facts = {"superlink": kit.superlink, "listen": dialled, "and_middleware": f" and to {where}" if where else ""}
     text = TEXTS[kit.role].format(**facts)
     enrol = ENROL.format(name=kit.name)
+    title = kit.name if kit.name.startswith(kit.role) else f"{kit.role} {kit.name}"
     start = f"By systemd: `fl-privacy-{kit.name}.service`; in a container: `compose.yml`; both say how at their top."
-    return README.format(start=start, role=kit.role, name=kit.name, federation=kit.federation, text=text, enrol=enrol)
+    return README.format(start=start, title=title, federation=kit.federation, text=text, enrol=enrol)

@@ -130,7 +130,8 @@ def certificates(federation: Federation, keys: Keyring) -> Iterator[Check]:
         authority = x509.load_pem_x509_certificate(authority_pem)
         private = load_pem_private_key(key, None)
     except (FederationError, ValueError) as error:
-        yield Check("keys", False, str(error), "give the folder with key.pem, cert.pem and ca.pem")
+        why = "not in PEM: one of key.pem, cert.pem and ca.pem is damaged" if isinstance(error, ValueError) else error
+        yield Check("keys", False, f"{keys.folder}: {why}", "restore it, or install the signed file anew")
         return
     except (TypeError, UnsupportedAlgorithm) as error:
         yield Check("keys", False, f"{keys.key_file}: {error}", f"store it without a password: {PLAIN} {keys.key_file}")

@@ -108,6 +108,8 @@ def _with_own(folder: Path, kit: Kit) -> Kit:
         )
     given = {name: getattr(old, name) for name in OWN if getattr(kit, name) is None}
     own = {name: value for name, value in given.items() if value is not None}
+    if old.listen and kit.listen and old.listen.rpartition(":")[2] == kit.listen.rpartition(":")[2]:
+        own["listen"] = old.listen  # the owner may have bound one interface
     return kit.model_copy(update={**own, "metrics": old.metrics})  # none at all is a choice too
 
 

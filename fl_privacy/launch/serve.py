@@ -19,8 +19,11 @@ from fl_privacy.errors import LaunchError
 from fl_privacy.launch import flower, roles
 from fl_privacy.launch.kit import Folder
 from fl_privacy.launch.members import Members
+from fl_privacy.launch.pki import load_key
 from fl_privacy.launch.processes import Fleet, Tail
 from fl_privacy.log import Log
+from fl_privacy.wire import tls
+from fl_privacy.wire.identity import belong_together
 from fl_privacy.wire.tls import LocalKeys
 
 POLL = 0.2
@@ -130,8 +133,21 @@ class Supervisor:
         return listen is None or self.folder.idle or reachable(listen)
 
 
+def check_own(folder: Folder) -> None:
+    """Whether key and certificate are there, belong together and are this kit's: who dials would only see silence."""
+    keys, where = folder.keys, f"kit {folder.path}"
+    if not keys.certificate_file.exists():
+        raise LaunchError(f"{where}: has no certificate; fl-privacy pki request {folder.path}, and install the answer")
+    load_key(keys.key_file)
+    if not belong_together(*keys.read()):
+        raise LaunchError(f"{where}: key.pem, cert.pem and ca.pem do not belong together; install the signed file anew")
+    if (found := tls.own_identity(keys)) != folder.identity:
+        raise LaunchError(f"{where}: its certificate is of {found.uri}; install the one that was signed for this kit")
+
+
 def serve(folder: Folder, until: Path | None = None) -> None:
     """Run the role until SIGTERM, or until the file `until` is there."""
+    check_own(folder)
     with alone(folder):
         clean(folder)
         log = Log(folder.kit.name, events=folder.logs / "events.jsonl")

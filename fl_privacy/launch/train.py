@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.launch import flower, roles
+from fl_privacy.launch.flower import Unanswered
 from fl_privacy.launch.follow import Result, follow
 from fl_privacy.launch.ground import new_run_name
 from fl_privacy.launch.kit import Folder, observers
@@ -17,13 +18,14 @@ from fl_privacy.launch.pki import write_public
 from fl_privacy.launch.plan import ServerPlan
 from fl_privacy.launch.preflight import disk
 from fl_privacy.launch.processes import Fleet
-from fl_privacy.launch.serve import Supervisor, Watched, alone, clean
+from fl_privacy.launch.serve import Supervisor, Watched, alone, check_own, clean
 from fl_privacy.log import Log
 from fl_privacy.transcript.run import anchor
 
 POLL = 0.2
 RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,127}"
 REACH = 300.0  # seconds for the SuperLink to come into reach
+OFTEN = 8.0  # seconds of pause before another start: it has fallen three times by then
 
 
 def train(
@@ -35,6 +37,9 @@ def train(
     """Go on with the run that was broken off, or start one; follow it to its end."""
     if folder.kit.role != "server":
         raise ConfigError(f"kit {folder.path}: is a {folder.kit.role}'s; runs are started from the server's kit")
+    check_own(folder)
+    if not (folder.path / "secret").is_file():
+        raise LaunchError(f"kit {folder.path}: secret is missing; copy it from the superlink's kit")
     with alone(folder):
         clean(folder)
         return _train(folder, _run_name(folder, anew, name), watch)
@@ -65,6 +70,8 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
 
     def check() -> None:
         supervisor.step()
+        if any(one.process.name == "superexec" and one.pause > OFTEN for one in supervisor.watched):
+            raise LaunchError("superexec: falls at once, again and again; copy secret from the superlink's kit")
         if supervisor.healthy:
             (folder.run / "healthy").touch()
         fleet.trim()
@@ -79,8 +86,17 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
                 raise LaunchError(f"server: its processes are not up after {roles.START:g} s; see {run_dir / 'logs'}")
             time.sleep(POLL)
         control = flower.Control(f"{roles.LOOPBACK}:{ports.relay}", folder.run / "relay.pem")
-        control.wait(check, REACH)
+        supervisor.log("reaching", superlink=folder.kit.superlink)
+        try:
+            control.wait(check, REACH)
+        except Unanswered:
+            see = f"fl-privacy preflight {folder.path} says why"
+            raise LaunchError(f"superlink {folder.kit.superlink}: no answer in {REACH:g} s; {see}") from None
         end = follow(run_dir, control, control.start_run({"home": str(folder.run)}), check, watch)
+    except KeyboardInterrupt:
+        # The ServerApp is stopped with its executor, and cannot tell.
+        Log("server", run_dir / "logs" / "server.log")("failed", run=run, reason="KeyboardInterrupt: train was stopped")
+        raise
     finally:
         (folder.run / "healthy").unlink(missing_ok=True)
         if control is not None:

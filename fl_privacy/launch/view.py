@@ -36,7 +36,7 @@ class State:
         elif event["role"] != "server":
             return
         elif kind == "waiting":
-            self.phase = "waiting for sites"
+            self.phase = f"waiting for sites: {event.get('present', 0)} of {event.get('sites')} are there"
         elif kind == "round":
             self.round, self.answered, self.phase = int(event["round"]), 0, "training"
         elif kind == "attempt-failed":

@@ -1,0 +1,54 @@
+"""What `serve` and `train` will not start with, in one line each; and what a kit's owner set stays set."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from commands import cli
+from fl_privacy.launch.kit import read_kit
+from fl_privacy.launch.pki import Authority
+from fl_privacy.launch.provision import provision
+from kits import change, federation
+
+
+@pytest.fixture
+def kits(tmp_path: Path) -> Path:
+    provision(federation(), tmp_path / "kits", Authority.open(tmp_path / "ca"), sign=True)
+    return tmp_path / "kits"
+
+
+def refused(command: str, kit: Path) -> str:
+    done = cli(command, kit)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert not (kit / "run" / "healthy").exists()
+    return str(done.stderr)
+
+
+@pytest.mark.parametrize(("command", "name"), [("serve", "shuffler"), ("serve", "site-0"), ("train", "server")])
+def test_keys_that_are_not_the_kit_s_own_start_nothing(kits: Path, command: str, name: str) -> None:
+    keys, kit = kits / name / "keys", kits / name
+    (keys / "key.pem").rename(keys / "kept")
+    (keys / "key.pem").write_text("garbage")
+    assert "key.pem: not a private key in PEM; restore it" in refused(command, kit)
+    shutil.copy(kits / "site-1" / "keys" / "key.pem", keys)
+    assert "do not belong together; install the signed file anew" in refused(command, kit)
+    shutil.copy(kits / "site-1" / "keys" / "cert.pem", keys)
+    assert "its certificate is of fl-privacy://kits/site/site-1; install the one" in refused(command, kit)
+    (keys / "cert.pem").unlink()
+    assert f"has no certificate; fl-privacy pki request {kit}" in refused(command, kit)
+
+
+def test_training_without_the_secret_names_it(kits: Path) -> None:
+    (kits / "server" / "secret").unlink()
+    assert "secret is missing; copy it from the superlink's kit" in refused("train", kits / "server")
+
+
+def test_the_interface_that_an_owner_bound_is_kept_while_the_port_is_the_same(kits: Path) -> None:
+    change(kits / "shuffler", listen="127.0.0.1:9")
+    provision(federation(), kits)
+    assert read_kit(kits / "shuffler").listen == "127.0.0.1:9"
+    provision(federation(port=10), kits)
+    assert read_kit(kits / "shuffler").listen == "0.0.0.0:10"
