@@ -10,6 +10,8 @@ import yaml
 from fl_privacy.config import Federation
 from fl_privacy.launch import preflight_kit
 from fl_privacy.launch.kit import Folder
+from fl_privacy.launch.pki import Authority
+from fl_privacy.launch.provision import Choices, provision
 
 HERE = "127.0.0.1"
 
@@ -23,6 +25,12 @@ def federation(sites: int = 3, port: int = 9, **changes: Any) -> Federation:
         "hosts": {"superlink": f"{HERE}:{port}", "shuffler": f"{HERE}:{port}"},
     }
     return Federation.model_validate({**values, **changes})
+
+
+def signed_site(folder: Path, authority: Authority) -> Path:
+    """A site's kit that is in order, but for peers that are not up."""
+    provision(federation(), folder / "kits", authority, sign=True, choices=Choices(metrics=None))
+    return folder / "kits" / "site-0"
 
 
 def write(folder: Path, made: Federation) -> Path:

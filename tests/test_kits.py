@@ -24,7 +24,7 @@ from fl_privacy.launch.pki import Authority
 from fl_privacy.launch.provision import Choices, provision
 from fl_privacy.wire.identity import Identity, Keyring
 from helpers import Keys
-from kits import HERE, change, contents, failures, federation, write
+from kits import HERE, change, contents, failures, federation, signed_site, write
 from netns import left, quiet
 
 
@@ -35,9 +35,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def site(tmp_path: Path, authority: Authority) -> Path:
-    """A site's kit that is in order, but for peers that are not up."""
-    provision(federation(), tmp_path / "kits", authority, sign=True, choices=Choices(metrics=None))
-    return tmp_path / "kits" / "site-0"
+    return signed_site(tmp_path, authority)
 
 
 def cpu_of_children() -> float:

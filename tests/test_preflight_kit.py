@@ -24,7 +24,7 @@ from fl_privacy.launch.pki import Authority, load_key
 from fl_privacy.launch.provision import Choices, provision
 from fl_privacy.wire.identity import Identity, Keyring
 from helpers import Keys
-from kits import HERE, change, failures, federation
+from kits import HERE, change, failures, federation, signed_site
 
 
 @pytest.fixture
@@ -34,8 +34,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def site(tmp_path: Path, authority: Authority) -> Path:
-    provision(federation(), tmp_path / "kits", authority, sign=True, choices=Choices(metrics=None))
-    return tmp_path / "kits" / "site-0"
+    return signed_site(tmp_path, authority)
 
 
 @contextmanager

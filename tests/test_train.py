@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +12,7 @@ from commands import cli
 from fl_privacy.errors import LaunchError
 from fl_privacy.launch import follow
 from fl_privacy.launch.flower import Status
+from fl_privacy.launch.pki import Authority
 from fl_privacy.launch.train import export
 from fl_privacy.transcript.run import anchor
 
@@ -81,10 +81,13 @@ def test_a_folder_that_cannot_be_written_is_no_failure_of_the_run(tmp_path: Path
 def test_verify_takes_the_run_s_own_authority_before_the_local_one(tmp_path: Path) -> None:
     run = tmp_path / "a-run"
     run.mkdir()
-    missing: Any = cli("transcript", "verify", run)
-    assert "pki/ca.pem is not there" in missing.stderr
-    anchor(run).write_text("the authority")
-    assert "is not there" not in cli("transcript", "verify", run).stderr
+    assert "pki/ca.pem is not there" in cli("transcript", "verify", run).stderr
+    local = Authority.open(tmp_path / "pki")
+    assert "manifest.json" in cli("transcript", "verify", run).stdout
+    anchor(run).write_text("no certificate")
+    assert "no PEM certificate" in cli("transcript", "verify", run).stderr
+    anchor(run).write_bytes(local.pem)
+    assert "no PEM certificate" not in cli("transcript", "verify", run).stderr
 
 
 def test_all_are_told_that_it_is_over_though_the_kit_is_broken(tmp_path: Path) -> None:

@@ -179,6 +179,7 @@ def _copy(result: Result, target: Path) -> None:
     if export(result, target):
         print(f"and a copy in  {target}/{result.run}", flush=True)
     else:
-        print(f"{target} may not be written by user {os.getuid()}; to take the run out of the container:", flush=True)
+        why = f"{target} is full, or not for user {os.getuid()} to write"
+        print(f"{why}; to take the run out of the container:", flush=True)
         print(f"  docker compose cp server:{result.path} runs/", flush=True)
         print(f"  docker compose cp server:{anchor(Path(result.path))} runs/", flush=True)
