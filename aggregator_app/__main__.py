@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from fl_privacy.config import Federation
-from fl_privacy.log import Log
-from fl_privacy.wire import process
+from fl_privacy.deploy import process
+from fl_privacy.ops.log import Log
 
 from .service import Aggregator
 

@@ -11,14 +11,15 @@ from typing import Any
 import grpc
 
 from fl_privacy.config import Federation, ShardsRoute
+from fl_privacy.deploy import process
 from fl_privacy.errors import ConfigError, ProtocolError
-from fl_privacy.log import Log
-from fl_privacy.metrics import OFF
+from fl_privacy.identity.keyring import Keyring, peer
+from fl_privacy.ops.log import Log
+from fl_privacy.ops.metrics import OFF
 from fl_privacy.shard import masks
 from fl_privacy.tasks.workload import Workload
-from fl_privacy.wire import client, process, rpc
+from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.identity import Keyring, peer
 
 CALL = 60.0
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from fl_privacy.combine import mean, optimiser
 from fl_privacy.config import Federation, ShardsRoute
 from fl_privacy.errors import ConfigError, ProtocolError
-from fl_privacy.log import Log
-from fl_privacy.protocol import RoundSpec
+from fl_privacy.ops.log import Log
+from fl_privacy.round.attempt import Attempt, RunState
+from fl_privacy.round.machine import RoundSpec
+from fl_privacy.round.rows import Rows
+from fl_privacy.round.service import Middleware, Parts, first
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.attempt import Attempt, RunState
-from fl_privacy.wire.middleware import Middleware, Parts, first
-from fl_privacy.wire.rows import Rows
 from fl_privacy.wire.stream import header_of
 
 from .state import ShardStore

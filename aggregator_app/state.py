@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.checkpoints import CheckpointError, Checkpoints
 from fl_privacy.errors import ProtocolError
+from fl_privacy.round.checkpoints import CheckpointError, Checkpoints
 
 MOMENT = "moment."
 

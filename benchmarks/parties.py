@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fl_privacy.launch.pki import Authority
-from fl_privacy.launch.processes import Fleet
-from fl_privacy.wire.identity import Identity, Keyring
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.pki import Authority
 
 HOST = "127.0.0.1"
 PARAMETERS = 11_237_432  # a ResNet-18 for ten classes: 45 MB

@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks import stock_engine
 from benchmarks.result import Result
 from fl_privacy.config import Federation, Partition, Site, Task, Training
-from fl_privacy.launch import engine
-from fl_privacy.launch.processes import Tail
+from fl_privacy.deploy.engines import engine
+from fl_privacy.ops.tail import Tail
 
 ROUNDS, QUICK_ROUNDS = 7, 3
 PER_MESSAGE = 20

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.config import Federation, ServerRoute
-from fl_privacy.launch import flower
-from fl_privacy.launch.ground import Ground, free_port, new_run_name
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.engines.ground import Ground, free_port, new_run_name
 
 APP = Path(__file__).parent / "stock"
 POLL = 0.5

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.upload_server import ORDINARY, SECONDS, SERVICE
+from fl_privacy.identity.keyring import Keyring
 from fl_privacy.wire import client, rpc, stream
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.buffers import keep_buffers
-from fl_privacy.wire.identity import Keyring
 
 TIMEOUT = 60.0
 

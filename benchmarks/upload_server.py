@@ -17,11 +17,11 @@ from typing import Any
 import grpc
 import numpy as np
 
-from fl_privacy.log import Log
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.ops.log import Log
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire import rpc, stream
 from fl_privacy.wire.buffers import keep_buffers
-from fl_privacy.wire.identity import Keyring
 
 Options = list[tuple[str, Any]]
 

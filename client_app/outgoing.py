@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.config import Federation
+from fl_privacy.crypto import keys
 from fl_privacy.dp.ledger import Ledger, LedgerError
 from fl_privacy.dp.mechanism import Mechanism, Train, mechanism
 from fl_privacy.dp.policy import Policy, open_ledger
 from fl_privacy.errors import LaunchError
-from fl_privacy.shuffle import keys
 
 Array = NDArray[np.float32]
 

@@ -11,9 +11,9 @@ from flwr.app import Context
 
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
-from fl_privacy.log import Log
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.ops.log import Log
 from fl_privacy.tasks.workload import Workload
-from fl_privacy.wire.identity import Keyring
 
 from . import worker
 from .site import Site

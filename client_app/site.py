@@ -14,16 +14,16 @@ from fl_privacy.config import Dpsgd, Federation, ServerRoute, ShardsRoute
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.dp.sampled import Private
 from fl_privacy.errors import FederationError, ProtocolError
-from fl_privacy.launch.pki import load_key
-from fl_privacy.log import Log
-from fl_privacy.metrics import OFF, Metrics
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.pki import load_key
+from fl_privacy.ops.log import Log
+from fl_privacy.ops.metrics import OFF, Metrics
 from fl_privacy.shard import masks
 from fl_privacy.tasks.train import device as find_device
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.identity import Keyring
 
 from .outgoing import Outgoing
 from .ticket import Ticket

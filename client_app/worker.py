@@ -18,11 +18,11 @@ from pydantic import ValidationError
 from fl_privacy.config import Federation
 from fl_privacy.dp.policy import Policy
 from fl_privacy.errors import FederationError, ProtocolError
-from fl_privacy.log import Log
-from fl_privacy.metrics import LOCAL, operations
-from fl_privacy.metrics import serve as serve_metrics
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.ops.log import Log
+from fl_privacy.ops.metrics import LOCAL, operations
+from fl_privacy.ops.metrics import serve as serve_metrics
 from fl_privacy.wire.buffers import keep_buffers
-from fl_privacy.wire.identity import Keyring
 from fl_privacy.wire.stream import data_bytes
 
 from . import pipe

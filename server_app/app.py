@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fl_privacy.launch.plan import ServerPlan
+from fl_privacy.deploy.plan import ServerPlan
 
 from .loop import Coordinator
 

@@ -10,18 +10,18 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fl_privacy.checkpoints import Checkpoints
 from fl_privacy.config import Federation, ServerRoute, ShardsRoute
+from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.errors import FederationError, LaunchError
-from fl_privacy.launch.pki import load_key
-from fl_privacy.launch.plan import ServerPlan
-from fl_privacy.log import Log
-from fl_privacy.metrics import Metrics
-from fl_privacy.metrics import serve as serve_metrics
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.pki import load_key
+from fl_privacy.ops.log import Log
+from fl_privacy.ops.metrics import Metrics
+from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
 from fl_privacy.wire import rpc
-from fl_privacy.wire.identity import Keyring
 
 from .evaluation import Local, Remote
 from .nodes import Nodes

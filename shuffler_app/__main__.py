@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from fl_privacy.config import Federation
-from fl_privacy.log import Log
-from fl_privacy.wire import process
+from fl_privacy.deploy import process
+from fl_privacy.ops.log import Log
 
 from .service import Shuffler
 

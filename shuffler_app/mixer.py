@@ -11,9 +11,9 @@ import sys
 
 from fl_privacy import kernels
 from fl_privacy.errors import ProtocolError
+from fl_privacy.round.rows import Rows, mapped
 from fl_privacy.shuffle import Matrix
 from fl_privacy.shuffle.job import Job, mix
-from fl_privacy.wire.rows import Rows, mapped
 
 LARGE = 2**26  # entries: below, the numpy kernels are done before a process with the compiled ones has started
 

@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from fl_privacy.config import Federation, Ldp, ShufflerRoute
+from fl_privacy.crypto import keys
 from fl_privacy.errors import ConfigError
-from fl_privacy.log import Log
-from fl_privacy.shuffle import Matrix, keys
+from fl_privacy.ops.log import Log
+from fl_privacy.round.attempt import Attempt, RunState
+from fl_privacy.round.service import Middleware, Parts
+from fl_privacy.shuffle import Matrix
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp
 from fl_privacy.shuffle.mixing import Group, groups
 from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.attempt import Attempt, RunState
 from fl_privacy.wire.buffers import give_back, keep_buffers
-from fl_privacy.wire.middleware import Middleware, Parts
 from fl_privacy.wire.stream import chunks
 
 from .mixer import mix_apart

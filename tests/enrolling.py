@@ -8,10 +8,10 @@ from typing import Any
 from cryptography import x509
 
 from fl_privacy.config import Federation
-from fl_privacy.launch import enrol
-from fl_privacy.launch.kit import Kit, write_kit
-from fl_privacy.launch.pki import Authority
-from fl_privacy.wire.identity import Identity
+from fl_privacy.deploy.kits import enrol
+from fl_privacy.deploy.kits.kit import Kit, write_kit
+from fl_privacy.identity.keyring import Identity
+from fl_privacy.identity.pki import Authority
 
 SITE = Identity("test", "site", "site-0")
 SHUFFLER = Identity("test", "shuffler", "shuffler")

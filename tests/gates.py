@@ -15,12 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.launch import flower
-from fl_privacy.launch.processes import Fleet, Tail
-from fl_privacy.log import Log
-from fl_privacy.wire import listener
-from fl_privacy.wire.identity import Keyring
-from fl_privacy.wire.tls import LocalKeys, server_context
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.gate import listener
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.tls import LocalKeys, server_context
+from fl_privacy.ops.log import Log
+from fl_privacy.ops.tail import Tail
 from helpers import START, Keys
 
 FLEET = "/v1/fleet/pull-messages"

@@ -23,13 +23,14 @@ import pytest
 from numpy.typing import NDArray
 
 from fl_privacy.config import Federation
+from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import ProtocolError
-from fl_privacy.launch import pki
-from fl_privacy.launch.pki import Authority
-from fl_privacy.launch.processes import Fleet, Tail
+from fl_privacy.identity import pki
+from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.pki import Authority
+from fl_privacy.ops.tail import Tail
 from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.identity import Identity, Keyring
 from fl_privacy.wire.stream import chunks, digest
 
 Array = NDArray[np.float32]

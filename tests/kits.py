@@ -8,10 +8,10 @@ from typing import Any
 import yaml
 
 from fl_privacy.config import Federation
-from fl_privacy.launch import preflight_kit
-from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.pki import Authority
-from fl_privacy.launch.provision import Choices, provision
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.provision import Choices, provision
+from fl_privacy.deploy.preflight import of_kit
+from fl_privacy.identity.pki import Authority
 
 HERE = "127.0.0.1"
 
@@ -47,7 +47,7 @@ def change(kit: Path, **values: Any) -> None:
 
 def failures(kit: Path, reach: bool = False) -> dict[str, str]:
     """The failed checks and what they say; each has a fix."""
-    found = [check for check in preflight_kit.run(Folder.open(kit), reach) if not check.ok]
+    found = [check for check in of_kit.run(Folder.open(kit), reach) if not check.ok]
     assert all(check.fix for check in found)
     return {check.name: check.detail for check in found}
 

@@ -20,8 +20,8 @@ from attacks.audit import run
 from attacks.audit.matrix import load, merged
 from fl_privacy import cli
 from fl_privacy.config import Federation
+from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.errors import ConfigError, LaunchError
-from fl_privacy.launch.follow import Result
 from fl_privacy.report.interval import mean_interval
 
 PAPERS = sorted((Path(__file__).parent.parent / "configs" / "papers").glob("*.yaml"))

@@ -18,13 +18,13 @@ import pytest
 
 from commands import cli, json_of
 from fl_privacy.config import Federation
+from fl_privacy.deploy.kits import background
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.provision import Choices, provision
+from fl_privacy.deploy.kits.serve import alone
+from fl_privacy.deploy.processes import OLD_LOGS, Fleet
 from fl_privacy.errors import LaunchError
-from fl_privacy.launch import background
-from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.pki import Authority
-from fl_privacy.launch.processes import OLD_LOGS, Fleet
-from fl_privacy.launch.provision import Choices, provision
-from fl_privacy.launch.serve import alone
+from fl_privacy.identity.pki import Authority
 from netns import left
 
 SERVES = """

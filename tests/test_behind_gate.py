@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.launch import flower
-from fl_privacy.launch.ground import free_port
-from fl_privacy.launch.pki import write_secret
-from fl_privacy.launch.processes import Fleet
-from fl_privacy.wire.identity import Keyring
-from fl_privacy.wire.tls import LocalKeys
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.engines.ground import free_port
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.pki import write_secret
+from fl_privacy.identity.tls import LocalKeys
 from gates import Front, Proxy, ask, post
 from helpers import START, Keys, eventually
 

@@ -9,10 +9,10 @@ import pytest
 
 from commands import cli, json_of
 from fl_privacy.config import Federation
-from fl_privacy.launch import preflight
-from fl_privacy.launch.pki import Authority
+from fl_privacy.deploy.preflight import checks
+from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.pki import Authority
 from fl_privacy.theory.cost import per_round
-from fl_privacy.wire.identity import Identity, Keyring
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -69,7 +69,7 @@ FEDERATION = Federation.parse("name: here\nsites: 3")
 
 
 def failures(keys: Keyring) -> dict[str, str]:
-    return {c.name: c.detail for c in preflight.certificates(FEDERATION, keys) if not c.ok}
+    return {c.name: c.detail for c in checks.certificates(FEDERATION, keys) if not c.ok}
 
 
 def test_good_keys_pass(authority: Authority, tmp_path: Path) -> None:

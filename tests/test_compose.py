@@ -19,8 +19,8 @@ import yaml
 
 from containers import ROOT, docker, enabled
 from fl_privacy.config import Federation
+from fl_privacy.deploy.engines import compose
 from fl_privacy.errors import ConfigError, LaunchError
-from fl_privacy.launch import compose
 
 FILE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = FILE["services"]
@@ -309,7 +309,7 @@ def test_the_engine_runs_shards_and_survives_a_killed_aggregator(stack: Stack, t
 def test_every_site_is_given_the_gpu_of_the_config(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fl_privacy.launch.containers import Project
+    from fl_privacy.deploy.engines.containers import Project
 
     for key, value in stack.env.items():
         monkeypatch.setenv(key, value)

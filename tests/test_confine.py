@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.launch import confine
+from fl_privacy.deploy import confine
 
 pytestmark = pytest.mark.skipif(confine.version() == 0, reason="this kernel has no Landlock")
 

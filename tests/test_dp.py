@@ -161,7 +161,7 @@ def test_sigkill_loses_no_charge(tmp_path: Path) -> None:
     """A process that says it has charged, has: whatever kills it."""
     script = f"""
 import sys
-from fl_privacy.dp.ledger import Ledger, Charge
+from fl_privacy.dp.ledger import Charge, Ledger
 ledger = Ledger({str(tmp_path / "ledger")!r}, 1000.0, {DELTA})
 for i in range(10_000):
     ledger.charge(f"round-{{i}}", Charge(100.0, "site", "replace"))

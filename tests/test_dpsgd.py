@@ -16,20 +16,20 @@ from client_app.site import Site
 from fl_privacy import vector
 from fl_privacy.combine import mean, weights
 from fl_privacy.config import Federation
+from fl_privacy.crypto import keys
 from fl_privacy.dp import dpsgd, gaussian, ldp, per_record, sampled
 from fl_privacy.dp.ledger import Charge, Ledger, LedgerError, compose
 from fl_privacy.dp.policy import PolicyError
 from fl_privacy.dp.sampled import Plan, Private
 from fl_privacy.errors import FederationError
-from fl_privacy.launch.pki import Authority
-from fl_privacy.shuffle import keys
+from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.pki import Authority
 from fl_privacy.tasks import models
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.train import Recipe, fit, loss_of
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.theory.budget import tiers
 from fl_privacy.transcript.read import View
-from fl_privacy.wire.identity import Identity, Keyring
 
 DELTA = 1e-5
 KEY = b"k" * 32

@@ -19,10 +19,12 @@ from commands import cli
 from enrolling import SHUFFLER, SITE, certificate, contents, join, make_kit
 from fl_privacy.cli import app
 from fl_privacy.config import Federation
+from fl_privacy.deploy.kits import enrol
+from fl_privacy.deploy.preflight import checks
 from fl_privacy.errors import FederationError, LaunchError
-from fl_privacy.launch import enrol, papers, preflight
-from fl_privacy.launch.pki import Authority, alternative_names, load_key
-from fl_privacy.wire.identity import Identity, Keyring, belong_together
+from fl_privacy.identity import requests
+from fl_privacy.identity.keyring import Identity, Keyring, belong_together
+from fl_privacy.identity.pki import Authority, alternative_names, load_key
 from helpers import HOSTS, Keys
 
 
@@ -53,7 +55,7 @@ def test_a_party_gets_a_certificate_for_a_key_that_never_leaves_it(authority: Au
     assert b"PRIVATE" not in sent
     assert all(b"PRIVATE" not in data for name, data in contents(authority.folder).items() if name != "ca.key")
     federation = Federation.parse("name: test\nsites: 3")
-    assert all(found.ok for found in preflight.certificates(federation, Keyring(site / "keys")))
+    assert all(found.ok for found in checks.certificates(federation, Keyring(site / "keys")))
 
 
 def test_joins_are_additive(authority: Authority, tmp_path: Path) -> None:
@@ -186,8 +188,8 @@ def test_a_request_that_was_tampered_with_is_not_signed(authority: Authority, si
     values = json.loads(asked.read_text())
     values.update(change(site, values))
     if signs:
-        payload = papers.Request.model_validate(values).payload
-        values["signature"] = papers.sign_text(load_key(site / "keys" / "key.pem"), payload)
+        payload = requests.Request.model_validate(values).payload
+        values["signature"] = requests.sign_text(load_key(site / "keys" / "key.pem"), payload)
     asked.write_text(json.dumps(values))
     with pytest.raises(FederationError, match="request") as caught:
         enrol.sign(authority, [asked], replace=True)
@@ -251,10 +253,10 @@ def test_a_signed_file_is_believed_as_a_whole(authority: Authority, site: Path, 
 def test_an_expired_certificate_is_not_installed(tmp_path: Path) -> None:
     keys = Keys(tmp_path)
     ring = keys.expired("site", "site-0")
-    made = papers.Signed(
+    made = requests.Signed(
         identity=SITE.uri, certificate=ring.certificate_file.read_text(), ca=keys.authority.pem.decode()
     )
-    made = made.model_copy(update={"signature": papers.sign_text(keys.authority.key, made.payload)})
+    made = made.model_copy(update={"signature": requests.sign_text(keys.authority.key, made.payload)})
     kit = make_kit(tmp_path / "kits", "site", "site-0")
     (kit / "signed.json").write_text(made.model_dump_json())
     with pytest.raises(FederationError, match="expired"):

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy import log as logs
 from fl_privacy.errors import LaunchError
-from fl_privacy.log import EventFile, Log
+from fl_privacy.ops import log as logs
+from fl_privacy.ops.log import EventFile, Log
 from observed import kept
 
 WRITER = """
 import sys
 from pathlib import Path
 from threading import Thread
-from fl_privacy.log import EventFile, Log
+from fl_privacy.ops.log import EventFile, Log
 log = Log(sys.argv[2])
 log._file = EventFile(Path(sys.argv[1]), 4096, 200)
 def write(thread):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.config import Federation
-from fl_privacy.launch import confine, local
-from fl_privacy.launch.ground import Ground, new_run_name
+from fl_privacy.deploy import confine
+from fl_privacy.deploy.engines import local
+from fl_privacy.deploy.engines.ground import Ground, new_run_name
 
 HOSTILE = Path(__file__).parent / "hostile_app"
 CONFIG = "name: victim\nsites: 3\nrounds: 1\ndeadline: 6\ntask: {train: {epochs: 1}}"

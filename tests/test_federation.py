@@ -19,9 +19,9 @@ from safetensors.numpy import load_file
 
 from commands import cli, json_of
 from fl_privacy.config import Federation
-from fl_privacy.launch import flower
-from fl_privacy.launch.engine import up
-from fl_privacy.launch.follow import Result
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.engines.engine import up
+from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.transcript import open_run, verify
 
 REPEATABLE = """

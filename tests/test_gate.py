@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fl_privacy.launch.processes import Fleet
-from fl_privacy.log import Log
-from fl_privacy.wire import forward, gate, listener
-from fl_privacy.wire.tls import LocalKeys
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.gate import forward, gate, listener
+from fl_privacy.identity.tls import LocalKeys
+from fl_privacy.ops.log import Log
 from gates import FLEET, Background, Echo, Front, answer, ask, dial, drip, post, rest, wait_closed
 from helpers import Keys, eventually
 

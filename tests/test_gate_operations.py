@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from fl_privacy import metrics
 from fl_privacy.config import Federation
-from fl_privacy.launch import roles
-from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.pki import Authority
-from fl_privacy.launch.processes import Fleet
-from fl_privacy.launch.provision import provision
-from fl_privacy.log import Log
-from fl_privacy.wire.tls import LocalKeys
+from fl_privacy.deploy import roles
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.provision import provision
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.identity.pki import Authority
+from fl_privacy.identity.tls import LocalKeys
+from fl_privacy.ops import metrics
+from fl_privacy.ops.log import Log
 from gates import FLEET, Echo, Front, ask, dial, post, rest
 from helpers import START, Keys, eventually
 from server_app.loop import Coordinator

@@ -24,9 +24,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from commands import cli, json_of
-from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.pki import Authority, load_key, write_public
-from fl_privacy.wire.identity import Identity
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.identity.keyring import Identity
+from fl_privacy.identity.pki import Authority, load_key, write_public
 from helpers import Keys, eventually
 from netns import Host, Network, connects, left, network
 
@@ -53,7 +53,7 @@ CALL = """
 import grpc, sys
 from pathlib import Path
 from fl_privacy.wire import rpc
-from fl_privacy.wire.identity import Keyring
+from fl_privacy.identity.keyring import Keyring
 
 channel = rpc.channel(sys.argv[1], Keyring(Path(sys.argv[2])))
 try:

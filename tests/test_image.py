@@ -62,7 +62,7 @@ class TestFiles:
         assert not sent(f"{path}/inside")
 
     @pytest.mark.parametrize(
-        "path", ["pyproject.toml", "requirements.lock", "fl_privacy/config.py", "wheelhouse/a.whl"]
+        "path", ["pyproject.toml", "requirements.lock", "fl_privacy/config/federation.py", "wheelhouse/a.whl"]
     )
     def test_the_builder_is_sent(self, path: str) -> None:
         assert sent(path)

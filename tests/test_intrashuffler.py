@@ -9,9 +9,9 @@ import pytest
 
 from attacks import replay
 from fl_privacy.config import Federation
+from fl_privacy.deploy.engines.engine import up
+from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.dp import ldp
-from fl_privacy.launch.engine import up
-from fl_privacy.launch.follow import Result
 from fl_privacy.shuffle.mixing import groups
 from fl_privacy.transcript import open_run
 

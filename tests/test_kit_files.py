@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from commands import cli, json_of
-from fl_privacy.launch import kit_files
-from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.provision import Choices, provision
+from fl_privacy.deploy.kits import kit_files
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.provision import Choices, provision
 from kits import change, federation, write
 
 

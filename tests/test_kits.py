@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from commands import cli, json_of
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.provision import Choices, provision
+from fl_privacy.deploy.preflight import checks, of_kit
 from fl_privacy.errors import ConfigError, FederationError, LaunchError
-from fl_privacy.launch import preflight, preflight_kit
-from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.pki import Authority
-from fl_privacy.launch.provision import Choices, provision
-from fl_privacy.wire.identity import Identity, Keyring
+from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.pki import Authority
 from helpers import Keys
 from kits import HERE, change, contents, failures, federation, signed_site, write
 from netns import left, quiet
@@ -225,7 +225,7 @@ def test_a_machine_that_lacks_something(site: Path, tmp_path: Path, monkeypatch:
     policy = tmp_path / "policy.yaml"
     policy.write_text("epsilon_per_round: 1\nepsilon: 10\ntasks: [mnist]\n")
     change(site, device="cuda:7", policy=str(policy))
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: SimpleNamespace(total=1, used=1, free=2**20))
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: SimpleNamespace(total=1, used=1, free=2**20))
     found = failures(site)
     assert set(found) == {"disk", "device", "policy"}
     assert "1 MiB free" in found["disk"]
@@ -263,7 +263,7 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(site: Path, monkey
     change(site, superlink="slow.invalid:9443", middleware=["slow.invalid:9444"])
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     began = time.monotonic()
-    found = preflight_kit.run(Folder.open(site))
+    found = of_kit.run(Folder.open(site))
     assert time.monotonic() - began < 5
     assert {check.detail.split(":")[0] for check in found if not check.ok} == {"slow.invalid"}
 

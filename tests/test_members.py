@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fl_privacy.launch.members import Members, keys_in
+from fl_privacy.deploy.kits.members import Members, keys_in
 
 
 def public() -> bytes:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_privacy import scrape
 from fl_privacy.errors import LaunchError
+from fl_privacy.ops import scrape
 from observed import get, values
 
 
@@ -71,5 +71,7 @@ def test_scrapers_that_hang_are_few_and_are_cut_off(monkeypatch: pytest.MonkeyPa
 
 def test_a_role_without_metrics_does_not_load_them() -> None:
     code = "import sys, shuffler_app.__main__, aggregator_app.__main__, fl_privacy.cli\n"
-    code += "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'http.server', 'fl_privacy.scrape')))"
+    code += (
+        "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'http.server', 'fl_privacy.ops.scrape')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

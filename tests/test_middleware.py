@@ -21,12 +21,13 @@ from aggregator_app.state import ShardStore
 from fl_privacy.combine import mean, optimiser
 from fl_privacy.config import Federation
 from fl_privacy.dp import ldp
-from fl_privacy.log import Log
-from fl_privacy.protocol import Phase
+from fl_privacy.identity.keyring import Identity
+from fl_privacy.ops.log import Log
+from fl_privacy.round import service as middleware
+from fl_privacy.round.machine import Phase
 from fl_privacy.shard import masks
-from fl_privacy.wire import client, middleware
+from fl_privacy.wire import client
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.identity import Identity
 from fl_privacy.wire.stream import chunks, data_bytes, decode, digest, encode
 from helpers import (
     CALL,
@@ -892,22 +893,22 @@ def test_the_shards_joined_are_fedavg_bit_for_bit(combine: str, reproducible: bo
 
     async def main() -> None:
         services = [Aggregator(config, tmp_path / str(k), Quiet("aggregator")) for k in range(2)]
-        for service, shard in zip(services, masks.split(model, owners, 2), strict=True):
+        for one, shard in zip(services, masks.split(model, owners, 2), strict=True):
             first = pb.VectorHeader(run="run", length=shard.size, digest=digest(shard))
-            await service.seed(parts_of(*chunks(pb.Chunk(vector=first), [shard])), EVALUATOR)
+            await one.seed(parts_of(*chunks(pb.Chunk(vector=first), [shard])), EVALUATOR)
         expected = model
         for number in range(1, 4):
             rows = updates(count, length, seed=number)
             cut = [masks.split(row, owners, 2) for row in rows]
-            for k, service in enumerate(services):
+            for k, one in enumerate(services):
                 header = round_header("run", number, cut[0][k].size)
-                await service.open(parts_of(pb.Chunk(round=header)), SERVER)
+                await one.open(parts_of(pb.Chunk(round=header)), SERVER)
                 for index in ([0, 1, 2], [2, 0, 1])[k]:
-                    await service.submit(submission(header, cut[index][k]), SITES[index])
+                    await one.submit(submission(header, cut[index][k]), SITES[index])
                 request = pb.SettleRequest(run="run", round=number, attempt=header.attempt, commit=True)
-                await service.settle(request, SERVER)
+                await one.settle(request, SERVER)
             expected = rule.step(expected, mean.weighted(rows, exact=reproducible))
-        shards = [service.runs["run"].model for service in services]
+        shards = [one.runs["run"].model for one in services]
         assert masks.join(shards, owners).tobytes() == expected.tobytes()
 
     asyncio.run(main())

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from fl_privacy import kernels
+from fl_privacy.crypto.stream import Words
 from fl_privacy.dp import noise
 from fl_privacy.errors import FederationError
-from fl_privacy.shuffle.stream import Words
 
 # Keys are fixed, so a test that passes once always passes; a right sampler fails for one choice of keys in a million.
 LEAST_P = 1e-6

@@ -19,16 +19,17 @@ import pytest
 from client_app import worker
 from client_app.site import Site
 from commands import cli, json_of
-from fl_privacy import scrape
 from fl_privacy.config import Federation
-from fl_privacy.launch import ground
-from fl_privacy.launch.engine import Result, up
-from fl_privacy.launch.processes import Fleet, Tail
-from fl_privacy.launch.status import Status, read
-from fl_privacy.log import Log
+from fl_privacy.deploy.engines import ground
+from fl_privacy.deploy.engines.engine import Result, up
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.ops import scrape
+from fl_privacy.ops.log import Log
+from fl_privacy.ops.status import Status, read
+from fl_privacy.ops.tail import Tail
 from fl_privacy.wire import client
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.identity import Keyring
 from helpers import CALL, START, Deployment, Keys, collect, eventually, open_round, round_header, send, status, submit
 from helpers import vector_header as header_for
 from observed import get, kept, values

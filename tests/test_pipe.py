@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from client_app import pipe, worker
 from client_app.ticket import Ticket
 from fl_privacy.errors import FederationError, ProtocolError
-from fl_privacy.metrics import OFF
+from fl_privacy.ops.metrics import OFF
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.floats(allow_nan=False)
 JSON = st.dictionaries(st.text(max_size=9), VALUES, max_size=5)

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_privacy.errors import LaunchError, ProtocolError
-from fl_privacy.launch.pki import LEAF_DAYS, Authority, load_key, write_secret
+from fl_privacy.identity.keyring import ROLES, Identity, Keyring, peer
+from fl_privacy.identity.pki import LEAF_DAYS, Authority, load_key, write_secret
 from fl_privacy.wire import rpc
-from fl_privacy.wire.identity import ROLES, Identity, Keyring, peer
 from helpers import HOSTS, Keys, refused
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9-]{0,30}", fullmatch=True)

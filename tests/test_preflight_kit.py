@@ -18,11 +18,11 @@ import pytest
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from commands import cli, json_of
-from fl_privacy.launch import preflight, preflight_kit
-from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.pki import Authority, load_key
-from fl_privacy.launch.provision import Choices, provision
-from fl_privacy.wire.identity import Identity, Keyring
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.provision import Choices, provision
+from fl_privacy.deploy.preflight import checks, of_kit
+from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.pki import Authority, load_key
 from helpers import Keys
 from kits import HERE, change, failures, federation, signed_site
 
@@ -118,29 +118,29 @@ def test_a_clock_that_is_behind_is_named_without_asking_anybody(
     assert failures(kit)["clock"].endswith("s or more behind logs/events.jsonl")
     (kit / "logs" / "events.jsonl").unlink()
     now = time.time()
-    monkeypatch.setattr(preflight_kit.time, "time", lambda: now - 7200)
+    monkeypatch.setattr(of_kit.time, "time", lambda: now - 7200)
     assert "behind the first date of" in failures(kit)["clock"]
 
 
 def test_a_clock_that_no_time_server_keeps_is_a_remark_and_no_failure(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for answer, remarks in ((preflight_kit.TIME_ERROR, 1), (0, 0)):
+    for answer, remarks in ((of_kit.TIME_ERROR, 1), (0, 0)):
 
         class Kernel:
             @staticmethod
             def adjtimex(_: object, answer: int = answer) -> int:
                 return answer
 
-        monkeypatch.setattr(preflight_kit.ctypes, "CDLL", lambda _, kernel=Kernel: kernel)
-        found = preflight_kit._own_clock(Folder.open(site))
+        monkeypatch.setattr(of_kit.ctypes, "CDLL", lambda _, kernel=Kernel: kernel)
+        found = of_kit._own_clock(Folder.open(site))
         assert [check.ok for check in found] == [True] * remarks
 
 
 def test_ports_of_both_families_are_tried_by_their_own(site: Path) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6")
-    assert preflight.port("[::]:0").ok
+    assert checks.port("[::]:0").ok
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         address = f"[::1]:{taken.getsockname()[1]}"
         change(site.parent / "shuffler", listen=address)
@@ -174,16 +174,16 @@ def test_a_proxy_and_a_key_that_cannot_be_are_named_in_place_of_no_answer(site: 
 
 
 def test_what_no_check_foresaw_is_a_finding_of_that_check(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Folder) -> list[preflight_kit.Check]:
+    def broken(_: Folder) -> list[of_kit.Check]:
         raise RuntimeError("no such driver")
 
-    monkeypatch.setattr(preflight_kit, "_device", broken)
+    monkeypatch.setattr(of_kit, "_device", broken)
     assert failures(site) == {"check": "device: RuntimeError('no such driver')"}
 
 
 def test_a_lost_node_key_is_renewed_where_there_is_a_certificate(site: Path) -> None:
     (site / "node" / "node.key").unlink()
-    (found,) = [check for check in preflight_kit.run(Folder.open(site), reach=False) if check.name == "node"]
+    (found,) = [check for check in of_kit.run(Folder.open(site), reach=False) if check.name == "node"]
     assert found.fix == f"fl-privacy pki renew {site}"
     assert cli(*found.fix.split()[1:]).returncode == 0  # what it says can be done
     assert (site / "node" / "node.key").exists()

@@ -21,10 +21,10 @@ from fl_privacy.dp import gaussian, ldp
 from fl_privacy.dp.ledger import LedgerError
 from fl_privacy.dp.policy import Policy, PolicyError
 from fl_privacy.errors import ConfigError, FederationError, ProtocolError
+from fl_privacy.round.rows import Rows
 from fl_privacy.shuffle import parameter
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp, mix
 from fl_privacy.shuffle.mixing import groups
-from fl_privacy.wire.rows import Rows
 from shuffler_app import mixer
 from shuffler_app.mixer import mix_apart
 

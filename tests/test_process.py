@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from fl_privacy.launch import flower, preflight
-from fl_privacy.launch import follow as following
-from fl_privacy.launch.pki import Authority
-from fl_privacy.launch.processes import Fleet
-from fl_privacy.wire.identity import Identity
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.engines import follow as following
+from fl_privacy.deploy.preflight import checks
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.identity.keyring import Identity
+from fl_privacy.identity.pki import Authority
 
 
 def start(tmp_path: Path, config: str, listen: str) -> subprocess.CompletedProcess[str]:
@@ -66,14 +67,14 @@ def test_preflight_explains_what_grpc_calls_unavailable(tmp_path: Path) -> None:
         ]
         fleet.start("shuffler", command)
         address = fleet.wait_for("shuffler", "listening", 60)["address"]
-        good = preflight.peer(address, ours.issue(site, tmp_path / "good"))
+        good = checks.peer(address, ours.issue(site, tmp_path / "good"))
         stranger = theirs.issue(site, tmp_path / "stranger")
-        distrusting = preflight.peer(address, stranger)
+        distrusting = checks.peer(address, stranger)
         stranger.authority_file.write_bytes(ours.pem)
-        distrusted = preflight.peer(address, stranger)
+        distrusted = checks.peer(address, stranger)
     finally:
         fleet.stop()
-    gone = preflight.peer(address, ours.issue(site, tmp_path / "good"))
+    gone = checks.peer(address, ours.issue(site, tmp_path / "good"))
     assert good.ok, good.detail
     assert "its certificate is refused here" in distrusting.detail
     assert "refused our certificate" in distrusted.detail

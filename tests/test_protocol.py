@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from fl_privacy.errors import ProtocolError
-from fl_privacy.protocol import MAX_COHORT, MAX_PARAMETERS, Phase, Round, RoundSpec, Submission
+from fl_privacy.round.machine import MAX_COHORT, MAX_PARAMETERS, Phase, Round, RoundSpec, Submission
 from helpers import refused
 
 SPEC = RoundSpec(run="run", round=1, attempt="a", cohort=3, quorum=2, deadline=10.0, layout="l", length=4)

@@ -18,12 +18,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from enrolling import SHUFFLER, SITE, certificate, contents, join, make_kit
 from fl_privacy.cli import app
 from fl_privacy.config import Federation
+from fl_privacy.deploy.kits import enrol
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.provision import provision
 from fl_privacy.errors import FederationError, LaunchError
-from fl_privacy.launch import enrol, papers, pki
-from fl_privacy.launch.kit import Folder
-from fl_privacy.launch.pki import Authority, load_key, write_public
-from fl_privacy.launch.provision import provision
-from fl_privacy.wire.identity import Identity, Keyring, belong_together
+from fl_privacy.identity import pki, requests
+from fl_privacy.identity.keyring import Identity, Keyring, belong_together
+from fl_privacy.identity.pki import Authority, load_key, write_public
 from helpers import HOSTS
 
 SUPERLINK = Identity("test", "superlink", "superlink")
@@ -181,7 +182,7 @@ def test_many_revocations_go_with_a_signed_file(authority: Authority, tmp_path: 
     records = [pki.Record(SITE.uri, f"{n:x}", "", "", "") for n in range(2**80, 2**80 + 2000)]
     crl = authority._sign_crl(None, records).public_bytes(serialization.Encoding.PEM)
     authority.revoked_file.write_bytes(crl)
-    assert len(crl) > papers.MAX_FILE
+    assert len(crl) > requests.MAX_FILE
     shuffler = make_kit(tmp_path / "kits", "shuffler", "shuffler", hosts=HOSTS)
     join(authority, shuffler)
     assert len(Keyring(shuffler / "keys").revoked()) == 2000
@@ -196,8 +197,8 @@ def test_revocations_in_a_signed_file_are_the_authoritys(authority: Authority, t
     foreign = Authority.create(tmp_path / "foreign")
     foreign.revoke("nobody")
     other = foreign.revoked_file.read_text()
-    signed = papers.Signed.model_validate({**good, "revoked": other})
-    signature = papers.sign_text(authority.key, signed.payload)
+    signed = requests.Signed.model_validate({**good, "revoked": other})
+    signature = requests.sign_text(authority.key, signed.payload)
     without = {name: value for name, value in good.items() if name != "revoked"}
     for wrong in (without, {**good, "revoked": other}, {**good, "revoked": other, "signature": signature}):
         Path(made["file"]).write_text(json.dumps(wrong))
@@ -211,7 +212,7 @@ def test_a_signed_file_without_revocations_reads_as_before_there_were_any(author
     signed = json.loads(join(authority, make_kit(tmp_path / "kits", "site", "site-0")).read_text())
     assert set(signed) == {"version", "identity", "certificate", "ca", "node", "signature"}
     payload = json.dumps({k: v for k, v in signed.items() if k != "signature"}, sort_keys=True).encode()
-    papers.verify_text(authority.certificate.public_key(), signed["signature"], b"fl-privacy signed\n" + payload)
+    requests.verify_text(authority.certificate.public_key(), signed["signature"], b"fl-privacy signed\n" + payload)
 
 
 @pytest.mark.parametrize("new_key", [False, True])

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.engines.ground import free_port
+from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import LaunchError
-from fl_privacy.launch import flower
-from fl_privacy.launch.ground import free_port
-from fl_privacy.launch.processes import Fleet, Tail
-from fl_privacy.log import Log
-from fl_privacy.wire import listener, relay
-from fl_privacy.wire.dial import Gateway, proxy_address
-from fl_privacy.wire.identity import Identity, Keyring
-from fl_privacy.wire.tls import LocalKeys
+from fl_privacy.gate import listener, relay
+from fl_privacy.gate.dial import Gateway, proxy_address
+from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.tls import LocalKeys
+from fl_privacy.ops.log import Log
+from fl_privacy.ops.tail import Tail
 from gates import FLEET, Background, Echo, Front, Proxy, ask, dial, post, rest
 from helpers import START, Keys
 

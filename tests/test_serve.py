@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from commands import cli
-from fl_privacy.launch.kit import read_kit
-from fl_privacy.launch.pki import Authority
-from fl_privacy.launch.provision import provision
+from fl_privacy.deploy.kits.kit import read_kit
+from fl_privacy.deploy.kits.provision import provision
+from fl_privacy.identity.pki import Authority
 from kits import change, federation
 
 

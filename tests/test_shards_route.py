@@ -18,8 +18,8 @@ import pytest
 
 from fl_privacy.combine import mean, optimiser
 from fl_privacy.config import Federation
-from fl_privacy.launch.engine import up
-from fl_privacy.launch.follow import Result
+from fl_privacy.deploy.engines.engine import up
+from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.shard import masks
 from fl_privacy.tasks.workload import Workload, layout_of
 from fl_privacy.transcript import open_run

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from fl_privacy.crypto import keys
 from fl_privacy.errors import FederationError
-from fl_privacy.shuffle import LEVELS, draws, keys, layer, model, parameter, reorder
+from fl_privacy.shuffle import LEVELS, draws, layer, model, parameter, reorder
 
 # Keys are fixed, so a test that passes once always passes; a right shuffle fails for one choice of keys in a million.
 LEAST_P = 1e-6

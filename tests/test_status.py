@@ -15,7 +15,7 @@ import pytest
 
 from commands import cli
 from fl_privacy.errors import TranscriptError
-from fl_privacy.launch.status import read
+from fl_privacy.ops.status import read
 
 NOW = 1_800_000_000.0
 
@@ -211,6 +211,6 @@ def test_a_folder_that_is_no_run_is_one_line_and_exit_code_2(tmp_path: Path) -> 
 
 
 def test_status_loads_nothing_heavy() -> None:
-    code = "import sys, fl_privacy.cli, fl_privacy.launch.status\n"
+    code = "import sys, fl_privacy.cli, fl_privacy.ops.status\n"
     code += "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'flwr', 'grpc', 'dp_accounting')))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

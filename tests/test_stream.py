@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from fl_privacy.errors import ProtocolError
+from fl_privacy.round.rows import Rows
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.rows import Rows
 from fl_privacy.wire.stream import (
     CHUNK,
     MAX_MESSAGE,

@@ -9,11 +9,11 @@ import httpx
 import pytest
 
 from commands import cli
+from fl_privacy.deploy.engines import follow
+from fl_privacy.deploy.flower import Status
+from fl_privacy.deploy.kits.train import export
 from fl_privacy.errors import LaunchError
-from fl_privacy.launch import follow
-from fl_privacy.launch.flower import Status
-from fl_privacy.launch.pki import Authority
-from fl_privacy.launch.train import export
+from fl_privacy.identity.pki import Authority
 from fl_privacy.transcript.run import anchor
 
 

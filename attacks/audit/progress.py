@@ -9,8 +9,8 @@ from rich import progress as bars
 from rich.console import Console
 
 from attacks.audit.matrix import Job
-from fl_privacy.launch.processes import Tail
-from fl_privacy.launch.view import State
+from fl_privacy.ops.tail import Tail
+from fl_privacy.ops.view import State
 
 
 class Progress:

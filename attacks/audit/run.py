@@ -19,10 +19,10 @@ import attacks
 from attacks.audit.matrix import Audit, Job
 from attacks.audit.progress import Progress
 from attacks.version import SUITE
+from fl_privacy.deploy.engines.engine import up
+from fl_privacy.deploy.engines.follow import Result
+from fl_privacy.deploy.preflight import checks
 from fl_privacy.errors import FederationError, LaunchError
-from fl_privacy.launch import preflight
-from fl_privacy.launch.engine import up
-from fl_privacy.launch.follow import Result
 from fl_privacy.report import machine
 
 METRICS = ("rmse", "accuracy", "loss")
@@ -94,7 +94,7 @@ def check(audit: Audit, data_dir: Path | None) -> None:
     for name in {name for job in audit.jobs for name in job.attacks}:
         attacks.known(name)
     federations = {job.federation.task.dataset: job.federation for job in audit.jobs}
-    bad = [found for f in federations.values() if not (found := preflight.data(f, data_dir)).ok]
+    bad = [found for f in federations.values() if not (found := checks.data(f, data_dir)).ok]
     if bad:
         raise LaunchError("; ".join(f"{found.detail}; {found.fix}" for found in bad))
 

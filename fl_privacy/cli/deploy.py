@@ -16,7 +16,7 @@ from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
 from .run import print_result
 
 if TYPE_CHECKING:
-    from fl_privacy.launch.follow import Result
+    from fl_privacy.deploy.engines.follow import Result
 
 KitPath = Annotated[Path, typer.Argument(help="A start kit's folder.", show_default=False)]
 
@@ -36,11 +36,12 @@ def provision(
 ) -> None:
     """Write one start kit for every role of a federation; kits that are there keep their keys and state."""
     from fl_privacy.config import Federation
-    from fl_privacy.launch import compose, kit_files
-    from fl_privacy.launch.kit import Folder
-    from fl_privacy.launch.pki import Authority
-    from fl_privacy.launch.provision import Choices
-    from fl_privacy.launch.provision import provision as write
+    from fl_privacy.deploy.engines import compose
+    from fl_privacy.deploy.kits import kit_files
+    from fl_privacy.deploy.kits.kit import Folder
+    from fl_privacy.deploy.kits.provision import Choices
+    from fl_privacy.deploy.kits.provision import provision as write
+    from fl_privacy.identity.pki import Authority
 
     federation = Federation.load(config)
     wanted = None
@@ -67,8 +68,8 @@ def _tell_kept(files: list[str]) -> None:
 @app.command()
 def refresh(kit: KitPath, as_json: Json = False) -> None:
     """Write a kit's compose file and systemd unit anew, after a change in kit.yaml; those changed by hand are kept."""
-    from fl_privacy.launch import kit_files
-    from fl_privacy.launch.kit import Folder
+    from fl_privacy.deploy.kits import kit_files
+    from fl_privacy.deploy.kits.kit import Folder
 
     folder = Folder.open(kit)
     try:
@@ -97,11 +98,11 @@ def preflight(
     as_json: Json = False,
 ) -> None:
     """Check names, clock, ports, certificates, disk, data and device, with a fix for each failure."""
-    from fl_privacy.launch import preflight as checks
+    from fl_privacy.deploy.preflight import checks as checks
 
     if target.is_dir():
-        from fl_privacy.launch.kit import Folder
-        from fl_privacy.launch.preflight_kit import run as check_kit
+        from fl_privacy.deploy.kits.kit import Folder
+        from fl_privacy.deploy.preflight.of_kit import run as check_kit
 
         if listen or keys or peer:
             raise FederationError("listen, keys, peer: are in the kit already; leave them out")
@@ -130,8 +131,8 @@ def serve(
     device: Annotated[str | None, typer.Option(help="A site's device, in place of the kit's.")] = None,
 ) -> None:
     """Run a kit's role here, in the foreground, until SIGTERM: SuperLink, shuffler, aggregator, evaluator or site."""
-    from fl_privacy.launch.kit import Folder
-    from fl_privacy.launch.serve import serve as run
+    from fl_privacy.deploy.kits.kit import Folder
+    from fl_privacy.deploy.kits.serve import serve as run
 
     folder = Folder.open(kit, device)
     if folder.kit.role == "server":
@@ -149,9 +150,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Run a federation across machines, from the server's kit; goes on with a run that was broken off."""
-    from fl_privacy.launch.kit import Folder
-    from fl_privacy.launch.train import train as start
-    from fl_privacy.launch.view import View
+    from fl_privacy.deploy.kits.kit import Folder
+    from fl_privacy.deploy.kits.train import train as start
+    from fl_privacy.ops.view import View
 
     signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -173,7 +174,7 @@ def train(
 
 
 def _copy(result: Result, target: Path) -> None:
-    from fl_privacy.launch.train import export
+    from fl_privacy.deploy.kits.train import export
     from fl_privacy.transcript.run import anchor
 
     if export(result, target):

@@ -33,7 +33,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Make a new authority."""
-    from fl_privacy.launch.pki import Authority, fingerprint
+    from fl_privacy.identity.pki import Authority, fingerprint
 
     made = Authority.create(folder, federation)
     key = fingerprint(made.certificate.public_key())
@@ -56,7 +56,7 @@ def _asked(path: Path, asked: Any, as_json: bool) -> None:
 @commands.command()
 def request(kit: Kit, out_: Out = None, as_json: Json = False) -> None:
     """Make this party's own key, and a request that the authority can sign."""
-    from fl_privacy.launch import enrol
+    from fl_privacy.deploy.kits import enrol
 
     _asked(*enrol.request(kit, out_), as_json)
 
@@ -69,7 +69,7 @@ def renew(
     as_json: Json = False,
 ) -> None:
     """Ask for the next certificate; the present key proves who asks."""
-    from fl_privacy.launch import enrol
+    from fl_privacy.deploy.kits import enrol
 
     _asked(*enrol.renew(kit, new_key, out_), as_json)
 
@@ -86,8 +86,8 @@ def sign(
     as_json: Json = False,
 ) -> None:
     """Sign requests: all, or none if one is not in order."""
-    from fl_privacy.launch import enrol
-    from fl_privacy.launch.pki import Authority
+    from fl_privacy.deploy.kits import enrol
+    from fl_privacy.identity.pki import Authority
 
     made = enrol.sign(Authority.load(authority), requests, days, out_, replace)
     lines = []
@@ -108,7 +108,7 @@ def install(
     as_json: Json = False,
 ) -> None:
     """Take in what the authority sent; running roles go on with it."""
-    from fl_privacy.launch import enrol
+    from fl_privacy.deploy.kits import enrol
 
     found = enrol.install(kit, file)
     lines = [f"installed {found['installed']}: {found['file']}"]
@@ -124,9 +124,9 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Revoke all certificates of a party."""
-    from fl_privacy.launch import enrol
-    from fl_privacy.launch.pki import Authority
-    from fl_privacy.wire.identity import LISTENING
+    from fl_privacy.deploy.kits import enrol
+    from fl_privacy.identity.keyring import LISTENING
+    from fl_privacy.identity.pki import Authority
 
     opened = Authority.load(authority)
     identity = enrol.find(opened, name)
@@ -150,7 +150,7 @@ def revoke(
 @commands.command("list")
 def list_(authority: Folder, as_json: Json = False) -> None:
     """Whom the authority has certified, and until when."""
-    from fl_privacy.launch.pki import Authority
+    from fl_privacy.identity.pki import Authority
 
     opened = Authority.load(authority)
     revoked = opened.revoked()

@@ -19,7 +19,7 @@ from fl_privacy.errors import FederationError
 from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
 
 if TYPE_CHECKING:
-    from fl_privacy.launch.follow import Result
+    from fl_privacy.deploy.engines.follow import Result
 
 
 class Engine(StrEnum):
@@ -55,8 +55,8 @@ def up(
 def _in_processes(
     federation: Federation, engine: Engine, runs_dir: Path, data_dir: Path | None, resume: str | None, as_json: bool
 ) -> Result:
-    from fl_privacy.launch.engine import up as start
-    from fl_privacy.launch.view import View
+    from fl_privacy.deploy.engines.engine import up as start
+    from fl_privacy.ops.view import View
 
     with View(federation.rounds, federation.cohort, err if as_json else out) as view:
         return start(federation, str(engine), runs_dir, data_dir, resume, view)
@@ -65,7 +65,7 @@ def _in_processes(
 def _in_containers(
     federation: Federation, runs_dir: Path, data_dir: Path | None, resume: str | None, as_json: bool
 ) -> Result:
-    from fl_privacy.launch.containers import up as start
+    from fl_privacy.deploy.engines.containers import up as start
 
     if resume:
         raise FederationError("resume: not with --engine compose; a run that was broken off there is started anew")
@@ -81,7 +81,7 @@ def _in_containers(
 
 def print_result(result: Any) -> None:
     from fl_privacy.dp import gaussian
-    from fl_privacy.launch.view import score
+    from fl_privacy.ops.view import score
 
     path = os.path.relpath(result.path)
     for row in result.ledgers:

@@ -19,8 +19,8 @@ KitPath = Annotated[Path, typer.Argument(help="The site's start kit.", show_defa
 @commands.command()
 def start(kit: KitPath, as_json: Json = False) -> None:
     """Check the kit, start the site, wait until it is up."""
-    from fl_privacy.launch import background
-    from fl_privacy.launch.kit import Folder
+    from fl_privacy.deploy.kits import background
+    from fl_privacy.deploy.kits.kit import Folder
 
     _tell(background.start(Folder.open(kit)), as_json)
 
@@ -28,8 +28,8 @@ def start(kit: KitPath, as_json: Json = False) -> None:
 @commands.command()
 def stop(kit: KitPath, as_json: Json = False) -> None:
     """End the site and all its processes."""
-    from fl_privacy.launch import background
-    from fl_privacy.launch.kit import Folder
+    from fl_privacy.deploy.kits import background
+    from fl_privacy.deploy.kits.kit import Folder
 
     _tell(background.stop(Folder.open(kit)), as_json)
 
@@ -37,8 +37,8 @@ def stop(kit: KitPath, as_json: Json = False) -> None:
 @commands.command()
 def status(kit: KitPath, as_json: Json = False) -> None:
     """Whether the site is up, what it is doing, what it has spent; exit code 1 where it is down."""
-    from fl_privacy.launch import background
-    from fl_privacy.launch.kit import Folder
+    from fl_privacy.deploy.kits import background
+    from fl_privacy.deploy.kits.kit import Folder
 
     found = background.status(Folder.open(kit))
     _tell(found, as_json)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from .common import Json, RunPath, app, out
 
 if TYPE_CHECKING:
-    from fl_privacy.launch.status import Status
+    from fl_privacy.ops.status import Status
 
 
 @app.command()
 def status(run: RunPath, as_json: Json = False) -> None:
     """How a run is doing: state, round, score, time left, failed attempts, processes, budgets."""
-    from fl_privacy.launch.status import read
+    from fl_privacy.ops.status import read
 
     found = read(run)
     if as_json:

@@ -47,7 +47,7 @@ def verify(
 @commands.command()
 def show(run: RunPath, as_json: Json = False) -> None:
     """What a run recorded: status, metrics, and what each observer saw."""
-    from fl_privacy.launch.view import score
+    from fl_privacy.ops.view import score
     from fl_privacy.transcript import open_run
 
     opened = open_run(run)

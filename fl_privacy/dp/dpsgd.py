@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.crypto import keys
 from fl_privacy.dp.noise import poisson_sample, standard_normal
 from fl_privacy.dp.per_record import gradients, trainable
 from fl_privacy.dp.sampled import Plan, Private
 from fl_privacy.errors import FederationError
-from fl_privacy.shuffle import keys
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.train import Recipe, Sgd, few_threads, loss_of, place
 

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy import kernels
+from fl_privacy.crypto.keys import check_key
+from fl_privacy.crypto.stream import Words
 from fl_privacy.errors import FederationError
-from fl_privacy.shuffle.check import check_key
-from fl_privacy.shuffle.stream import Words
 
 LAYER_BITS = 10
 LAYERS = 2**LAYER_BITS

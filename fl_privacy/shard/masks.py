@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy import kernels
+from fl_privacy.crypto.stream import Words
 from fl_privacy.errors import FederationError
-from fl_privacy.shuffle.stream import Words
 from fl_privacy.vector import Vector
 
 Owners = NDArray[np.uint8] | NDArray[np.uint16]

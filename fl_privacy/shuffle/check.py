@@ -9,7 +9,6 @@ from fl_privacy.errors import FederationError
 from fl_privacy.shuffle.draws import MAX_ROWS
 
 Matrix = NDArray[np.float32]  # one row a client, one column a coordinate
-KEY_BYTES = 32
 
 
 def check_matrix(matrix: Matrix) -> None:
@@ -27,10 +26,3 @@ def check_matrix(matrix: Matrix) -> None:
         raise FederationError(
             f"matrix: {matrix.shape[0]} rows, at most {MAX_ROWS} can be shuffled; use smaller buckets"
         )
-
-
-def check_key(key: bytes) -> None:
-    """A key for one shuffle."""
-    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-        size = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
-        raise FederationError(f"key: {size} given, {KEY_BYTES} bytes needed; use fl_privacy.shuffle.keys")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.shuffle.stream import Words
+from fl_privacy.crypto.stream import Words
 
 MAX_ROWS = 65536
 LARGEST_PRODUCT = 2**32  # a word is rejected with probability below 2^32 / 2^bits: 2^-27 for 20 rows

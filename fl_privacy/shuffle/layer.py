@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_privacy.crypto.keys import check_key
 from fl_privacy.errors import FederationError
 from fl_privacy.shuffle import parameter
-from fl_privacy.shuffle.check import Matrix, check_key, check_matrix
+from fl_privacy.shuffle.check import Matrix, check_matrix
 from fl_privacy.shuffle.rows import gather
 
 

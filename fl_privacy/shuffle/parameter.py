@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from fl_privacy import kernels
+from fl_privacy.crypto.keys import check_key
+from fl_privacy.crypto.stream import Words
 from fl_privacy.errors import FederationError
-from fl_privacy.shuffle.check import Matrix, check_key, check_matrix
+from fl_privacy.shuffle.check import Matrix, check_matrix
 from fl_privacy.shuffle.draws import accept, plan
-from fl_privacy.shuffle.stream import Words
 
 BLOCK_ENTRIES = 2**18  # a block of the matrix takes 1 MiB
 BLOCK_COLUMNS = 2**14

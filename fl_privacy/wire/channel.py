@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from fl_privacy.wire.identity import Keyring, Renewing
+from fl_privacy.identity.keyring import Keyring, Renewing
 
 
 @dataclass

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import ProtocolError
-from fl_privacy.protocol import MAX_PARAMETERS
+from fl_privacy.round.machine import MAX_PARAMETERS
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.rpc import Stub
 from fl_privacy.wire.stream import Receiver, chunks, digest, header_of

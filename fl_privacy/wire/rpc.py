@@ -9,10 +9,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fl_privacy.errors import FederationError, LaunchError, ProtocolError
+from fl_privacy.identity.keyring import Keyring, Renewing, belong_together, certificate_of
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire import stream
 from fl_privacy.wire.channel import Channel
-from fl_privacy.wire.identity import Keyring, Renewing, belong_together, certificate_of
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 Raiser = Callable[[ProtocolError], Any]

@@ -1,0 +1,56 @@
+"""Running a federation: start it on an engine, watch it to its end, clean up whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.config import Federation, NoPrivatise
+from fl_privacy.deploy.engines import local, simulation
+from fl_privacy.deploy.engines.follow import Result, follow
+from fl_privacy.deploy.engines.ground import Ground, new_run_name
+from fl_privacy.deploy.preflight.checks import disk
+from fl_privacy.dp.policy import open_ledger
+from fl_privacy.errors import LaunchError
+
+ENGINES = {"local": local.start, "simulation": simulation.start}
+
+
+def up(
+    federation: Federation,
+    engine: str,
+    runs_dir: Path,
+    data_dir: Path | None = None,
+    resume: str | None = None,
+    watch: Callable[[Path], None] = lambda run_dir: None,
+) -> Result:
+    """Run a federation to its end. `watch` is called several times a second with the run's folder."""
+    if engine not in ENGINES:
+        raise LaunchError(f"engine: {engine!r} is unknown; use {' or '.join(ENGINES)}")
+    if resume is not None and not (runs_dir / resume / "checkpoints").is_dir():
+        raise LaunchError(f"resume: {runs_dir / resume} has no checkpoint; start it anew")
+    room = disk(runs_dir)
+    if not room.ok:
+        raise LaunchError(f"disk: {room.detail}; {room.fix}")
+    began = time.monotonic()
+    ground = Ground(federation, resume or new_run_name(federation), runs_dir.resolve(), data_dir)
+    control = None
+    try:
+        control, flower_run = ENGINES[engine](ground)
+        end = follow(ground.run_dir, control, flower_run, ground.fleet.check, watch)
+    finally:
+        if control is not None:
+            control.close()
+        ground.clear()
+    watch(ground.run_dir)
+    return Result.of(ground.run_dir, end, time.monotonic() - began, _ledgers(ground))
+
+
+def _ledgers(ground: Ground) -> list[dict[str, Any]]:
+    """What every site on this machine has spent, over all runs."""
+    if isinstance(ground.federation.privatise, NoPrivatise):
+        return []
+    names = ground.federation.site_names
+    return [open_ledger(ground.federation, name, ground.sites / name).report() for name in names]

@@ -1,0 +1,106 @@
+"""A submitted run, from its start to its end: what the server says of it, and how it came out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fl_privacy.errors import LaunchError
+from fl_privacy.ops.tail import Tail
+
+POLL = 0.1
+STATUS_EVERY = 2.0
+RESTARTS = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    run: str
+    status: str
+    rounds: int
+    accuracy: float | None
+    loss: float | None
+    rmse: float | None
+    path: str
+    seconds: float
+    reason: str = ""
+    ledgers: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, run_dir: Path, end: tuple[str, str], seconds: float, ledgers: list[dict[str, Any]]) -> Result:
+        """From what the run's folder holds."""
+        status, reason = end
+        last = _last_metric(run_dir)
+        return cls(
+            run=run_dir.name,
+            status=status,
+            rounds=int(last.get("round", 0)),
+            accuracy=last.get("accuracy"),
+            loss=last.get("loss"),
+            rmse=last.get("rmse"),
+            path=str(run_dir),
+            seconds=round(seconds, 2),
+            reason=reason,
+            ledgers=ledgers,
+        )
+
+
+def follow(
+    run_dir: Path, control: Any, flower_run: int, check: Callable[[], None], watch: Callable[[Path], None]
+) -> tuple[str, str]:
+    """Until the server says that the run is over, or Flower or a process (`check` raises) gives up.
+
+    Where Flower gives up before the server had its sites (Ray's runtime does not always come up within its 30 s on a
+    loaded machine), nothing has been asked of a site, and the run is submitted again. A SuperLink on another machine
+    may be out of reach for a while, or be started again: it is asked again.
+    """
+    checked, again, begun = time.monotonic(), RESTARTS, False
+    tail = Tail(run_dir / "logs" / "server.log")
+    while True:
+        watch(run_dir)
+        events = tail.poll()
+        if end := _end(events):
+            return end
+        begun = begun or any(event["event"] == "started" for event in events)
+        if time.monotonic() - checked > STATUS_EVERY:
+            checked = time.monotonic()
+            check()
+            try:
+                found = control.status(flower_run)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code < 500:
+                    raise LaunchError(f"superlink: refuses the server ({error.response.text[:200]})") from None
+                continue
+            except httpx.TransportError:
+                continue
+            if found.status == "finished":
+                if end := _end(tail.poll()):
+                    return end
+                if begun or not again or found.sub_status != "failed":
+                    return "failed", found.details or "the ServerApp failed; see superlink.log"
+                again -= 1
+                flower_run = control.start_again()
+        time.sleep(POLL)
+
+
+def _end(events: list[dict[str, Any]]) -> tuple[str, str] | None:
+    """What the server has said of the run's end, and why."""
+    ends = [event for event in events if event["event"] in ("completed", "failed")]
+    return (str(ends[0]["event"]), str(ends[0].get("reason", ""))) if ends else None
+
+
+def _last_metric(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return json.loads(lines[-1]) if lines else {}

@@ -1,0 +1,207 @@
+"""All contact with Flower's own processes and control API, in one place: it is pinned to one Flower version."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fl_privacy.errors import LaunchError
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.pki import write_secret
+from fl_privacy.identity.tls import LocalKeys
+
+APP = Path(__file__).parent / "flower_app"
+START = 60.0
+
+
+def program(name: str) -> str:
+    """A Flower program of this very environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def superlink(address: str, keys: Keyring, database: Path, simulation: bool = False) -> list[str]:
+    """The SuperLink's command. Its control API has no authentication: it stays on loopback."""
+    host, _, port = address.rpartition(":")
+    command = [program("flower-superlink"), "--host", host, "--port", port]
+    command += ["--ssl-certfile", str(keys.certificate_file), "--ssl-keyfile", str(keys.key_file)]
+    command += ["--ssl-ca-certfile", str(keys.authority_file), "--database", str(database)]
+    command += ["--disable-runtime-dependency-installation"]
+    return [*command, "--simulation"] if simulation else [*command, "--enable-supernode-auth"]
+
+
+def superlink_behind_gate(address: str, local: LocalKeys, database: Path, secret: Path) -> list[str]:
+    """The command of a SuperLink that runs nothing itself: a SuperExec that knows the secret runs ServerApps.
+
+    Its certificate is for loopback only, where the gate dials it: it has no other callers.
+    """
+    host, _, port = address.rpartition(":")
+    command = [program("flower-superlink"), "--host", host, "--port", port, "--enable-supernode-auth"]
+    command += ["--ssl-certfile", str(local.certificate), "--ssl-keyfile", str(local.key)]
+    command += ["--ssl-ca-certfile", str(local.certificate), "--database", str(database)]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    return [*command, "--disable-runtime-dependency-installation"]
+
+
+def superexec(relay: str, certificate: Path, secret: Path) -> list[str]:
+    """The command that runs ServerApps on this machine, for a SuperLink behind `relay`."""
+    command = [program("flower-superexec"), "--runtime-api-address", relay, "--root-certificates", str(certificate)]
+    return [*command, "--superexec-auth-secret-file", str(secret)]
+
+
+def relay(target: str, keys: Keyring, certificates: Path, listen: str = "127.0.0.1:0", proxy: str = "") -> list[str]:
+    """The command of a relay to the gate at `target`; callers trust `certificates/relay.pem`."""
+    command = [sys.executable, "-m", "fl_privacy.gate.relay", "--listen", listen, "--target", target]
+    command += ["--keys", str(keys.folder), "--certificates", str(certificates)]
+    return [*command, "--proxy", proxy] if proxy else command
+
+
+def gate(listen: str, superlink: str, local: LocalKeys, keys: Keyring, federation: str) -> list[str]:
+    """The command of the gate in front of a SuperLink."""
+    command = [sys.executable, "-m", "fl_privacy.gate.gate", "--listen", listen, "--superlink", superlink]
+    command += ["--superlink-ca", str(local.certificate), "--keys", str(keys.folder)]
+    return [*command, "--federation", federation]
+
+
+def direct(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Environment in which no proxy comes between Flower's programs and this machine's loopback."""
+    names = [name for key in ("NO_PROXY", "no_proxy") for name in environ.get(key, "").split(",") if name.strip()]
+    value = ",".join(dict.fromkeys([*names, "127.0.0.1", "localhost"]))
+    return {"NO_PROXY": value, "no_proxy": value}
+
+
+def supernode(superlink: str, authority: Path, key: Path, port: int, worker: Path) -> list[str]:
+    """A SuperNode's command: all it knows of its site is the worker's socket."""
+    command = [program("flower-supernode"), "--superlink", superlink, "--root-certificates", str(authority)]
+    command += ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(port)]
+    return [*command, "--node-config", f'worker="{worker}"']
+
+
+def node_key(path: Path) -> bytes:
+    """A SuperNode's own key: authenticates it to the SuperLink, opens nothing else; returns the public half."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(
+        path,
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        ),
+    )
+    return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def build_app(folder: Path = APP) -> bytes:
+    """The app bundle (FAB) of a folder. Ours has one file, its pyproject.toml."""
+    from flwr.cli.build import build_fab_from_disk
+
+    return bytes(build_fab_from_disk(folder))
+
+
+@dataclass(frozen=True)
+class Status:
+    """A Flower run: pending, starting, running or finished; then completed, failed or stopped."""
+
+    status: str
+    sub_status: str
+    details: str
+
+
+class Unanswered(LaunchError):
+    """The SuperLink did not come into reach in time."""
+
+
+class Control:
+    """The SuperLink's control API."""
+
+    def __init__(self, address: str, authority: Path) -> None:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        self._address = address
+        os.environ.update(direct())
+        self._client: Any = ControlHttpClient.from_server_address(
+            server_address=address,
+            insecure=False,
+            root_certificates=authority.read_bytes(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def wait(self, alive: Callable[[], None], seconds: float = START) -> None:
+        """Until the SuperLink answers; `alive` raises if it has died."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                self._client.ListRuns(ListRunsRequest())
+                return
+            except httpx.HTTPError as error:
+                alive()
+                if time.monotonic() > until:
+                    raise Unanswered(f"superlink {self._address}: no answer in {seconds:g} s ({error})") from None
+                time.sleep(0.1)
+
+    def register(self, public_key: bytes, name: str) -> None:
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
+
+    def nodes(self) -> dict[bytes, int]:
+        """The SuperNodes that are registered: public key to Flower's id."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        listed = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return {bytes(node.public_key): int(node.node_id) for node in listed if not node.unregistered_at}
+
+    def unregister(self, node: int) -> None:
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+
+    def start_run(self, config: Mapping[str, str], app: Path = APP, simulated_sites: int = 0) -> int:
+        """Submit the app; returns Flower's id of the run."""
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.proto.federation_config_pb2 import SimulationConfig
+        from flwr.supercore.fab import Fab
+
+        content = build_app(app)
+        simulation = None
+        if simulated_sites:
+            simulation = SimulationConfig(num_supernodes=simulated_sites, backend="ray", client_resources_num_cpus=1)
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=user_config_to_proto(dict(config)),
+            federation="",
+            override_federation_config=simulation,
+        )
+        self._asked = request
+        return self.start_again()
+
+    def start_again(self) -> int:
+        """Submit the last run once more, under a new id; the ServerApp goes on from its last checkpoint."""
+        try:
+            reply = self._client.StartRun(self._asked)
+        except httpx.HTTPError as error:
+            raise LaunchError(f"superlink {self._address}: did not take the run ({error}); try again") from None
+        if not reply.HasField("run_id"):
+            raise LaunchError("superlink: did not start the run; see its log")
+        return int(reply.run_id)
+
+    def status(self, run: int) -> Status:
+        """`flwr run` and its kin return 0 on a failed run: only this tells."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        found = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        return Status(found.status, found.sub_status, found.details)
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,113 @@
+"""The SuperLink's members: the SuperNodes whose public keys lie in its kit's `nodes/`, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
+from fl_privacy.deploy.flower import Control
+from fl_privacy.ops.log import Log
+
+MAX_KEY = 4096
+NEW_KEY = (
+    "Flower takes no key that was removed before; let the site delete node/node.key and run `fl-privacy pki renew`, "
+    "and install its new signed file there and here"
+)
+
+
+class Refusal(NamedTuple):
+    """A file of `nodes/` that makes nobody a member, by what is in it: the same one is told once."""
+
+    site: str
+    key: bytes
+    reason: str
+
+
+def keys_in(folder: Path) -> tuple[dict[bytes, str], set[Refusal]]:
+    """Public key to name, of every readable NAME.pub; and those that are not."""
+    found: dict[bytes, str] = {}
+    refused: set[Refusal] = set()
+    for path in sorted(folder.glob("*.pub")):
+        try:
+            with path.open("rb") as file:
+                key = serialization.load_pem_public_key(file.read(MAX_KEY))
+            made = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        except (OSError, ValueError, UnsupportedAlgorithm) as error:
+            why = f"{path.name}: not a public key ({error}); install the site's signed file anew"
+            refused.add(Refusal(path.stem, b"", why))
+            continue
+        found[made] = path.stem
+    return found, refused
+
+
+class Members:
+    """Keeps Flower's list in step with the folder: joining is adding a file, removing is deleting it.
+
+    It is asked several times a second: what stays wrong is told once, or it would push all else out of the events.
+    """
+
+    def __init__(self, control: Control, folder: Path, log: Log) -> None:
+        self._control, self._folder, self._log = control, folder, log
+        self._seen: tuple[tuple[str, int, int], ...] | None = None
+        self._refused: set[Refusal] = set()
+        self._trouble = ""
+
+    def keep(self) -> None:
+        """Unregister who is gone, register who is new; an unreachable SuperLink is asked at the next call."""
+        now = self._stamp()
+        if now == self._seen:
+            return
+        try:
+            refused = self._match()
+        except httpx.HTTPError as error:
+            if self._trouble != (trouble := type(error).__name__):
+                self._log("members", reason=trouble)
+                self._trouble = trouble
+            return
+        for one in sorted(refused - self._refused):
+            self._log("refused", site=one.site, reason=one.reason)
+        self._seen, self._refused, self._trouble = now, refused, ""
+
+    def _match(self) -> set[Refusal]:
+        """Removals go first, and one key's refusal keeps no other key from its due."""
+        there = self._control.nodes()
+        wanted, refused = keys_in(self._folder)
+        for key in there.keys() - wanted.keys():
+            if _accepted(self._control.unregister, there[key]):
+                self._log("removed", node=there[key])
+            else:
+                refused.add(Refusal("", key, f"node {there[key]}: not removed by the SuperLink; restart its role"))
+        for key in sorted(wanted.keys() - there.keys(), key=wanted.__getitem__):
+            if _accepted(self._control.register, key, wanted[key]):
+                self._log("joined", site=wanted[key])
+            else:
+                refused.add(Refusal(wanted[key], key, f"{wanted[key]}.pub: refused; {NEW_KEY}"))
+        return refused
+
+    def _stamp(self) -> tuple[tuple[str, int, int], ...]:
+        """What differs once a file came, went or was replaced."""
+        found = []
+        for path in sorted(self._folder.glob("*.pub")):
+            try:
+                stat = path.stat()
+            except OSError:
+                found.append((path.name, 0, 0))
+            else:
+                found.append((path.name, stat.st_ino, stat.st_mtime_ns))
+        return tuple(found)
+
+
+def _accepted(call: Callable[..., None], *arguments: object) -> bool:
+    """Whether the SuperLink did it; if it did not say no for good, that is an error."""
+    try:
+        call(*arguments)
+    except httpx.HTTPStatusError as error:
+        if not error.response.is_client_error:
+            raise
+        return False
+    return True

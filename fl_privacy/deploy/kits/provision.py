@@ -1,0 +1,162 @@
+"""`fl-privacy provision CONFIG`: one start kit for every role of a federation."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_privacy.config import Address, Federation, Hosts, ShardsRoute
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.kits import kit_files
+from fl_privacy.deploy.kits.kit import Folder, Kit, Role, middleware_of, parties, read_kit, write_kit
+from fl_privacy.errors import ConfigError, LaunchError
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.pki import Authority, install_crl, write_secret
+
+EVERYWHERE, EVERYWHERE_6 = "0.0.0.0", "[::]"
+METRICS = "127.0.0.1:9464"
+OWN = ("proxy", "device", "data", "policy")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the kits have in common besides the federation."""
+
+    metrics: Address | None = METRICS
+    data: Path | None = None
+    runs: Path = Path("runs")
+
+
+def provision(
+    federation: Federation,
+    out: Path,
+    authority: Authority | None = None,
+    sign: bool = False,
+    choices: Choices | None = None,
+    roles: list[tuple[Role, str]] | None = None,
+) -> list[Path]:
+    """Write the kits; those that are there keep their keys, their state and their secret.
+
+    With `sign`, keys are made and signed here too: for trials on one machine. Else each party makes its own.
+    """
+    if federation.hosts is None:
+        raise ConfigError("hosts: missing; add where the SuperLink and the middleware are dialled (docs/deploying.md)")
+    if sign and authority is None:
+        raise ConfigError("sign: needs --pki, the authority's folder; make one with fl-privacy pki init")
+    wanted = roles or parties(federation)
+    chosen, made = choices or Choices(), []
+    try:
+        out.mkdir(parents=True, exist_ok=True, mode=0o700)
+        secret = _shared_secret(out)
+        revoked = None if authority is None else authority.revocations()
+        for _, name in wanted:
+            _check_trust(out / name, authority)
+        for role, name in wanted:
+            folder = out / name
+            kit = _with_own(folder, _kit(federation, federation.hosts, role, name, chosen))
+            _write(folder, kit, federation)
+            if role in ("superlink", "server"):
+                write_secret(folder / "secret", secret)
+            if authority is not None:
+                (folder / "keys" / "ca.pem").write_bytes(authority.pem)
+                if revoked is not None:
+                    install_crl(folder / "keys" / "revoked.pem", revoked, authority.certificate)
+            if sign and authority is not None:
+                _sign(Folder.open(folder), authority)
+            made.append(folder)
+        if sign and authority is not None:
+            _introduce(out, federation, authority)
+    except OSError as error:
+        raise LaunchError(f"out {out}: {error.filename}: {error.strerror}; make room or choose another --out") from None
+    return made
+
+
+def _kit(federation: Federation, hosts: Hosts, role: Role, name: str, choices: Choices) -> Kit:
+    address = _address(hosts, role, name)
+    dials = role in ("site", "server")
+    holds_data = role in ("site", "server", "evaluator")
+    return Kit(
+        federation=federation.name,
+        digest=federation.digest,
+        role=role,
+        name=name,
+        listen=_listen(address) if address else None,
+        hosts=(address.rpartition(":")[0].strip("[]"),) if address else (),
+        superlink=hosts.superlink if dials else None,
+        middleware=middleware_of(federation) if dials or role == "evaluator" else (),
+        evaluator=hosts.evaluator if role == "server" and isinstance(federation.route, ShardsRoute) else None,
+        metrics=choices.metrics,
+        data=choices.data if holds_data else None,
+        runs=choices.runs,
+    )
+
+
+def _listen(address: Address) -> Address:
+    """On every address of the machine, of the family that it is dialled by."""
+    return f"{EVERYWHERE_6 if address.startswith('[') else EVERYWHERE}:{address.rpartition(':')[2]}"
+
+
+def _with_own(folder: Path, kit: Kit) -> Kit:
+    """What the machine's owner has set in a kit that is there already; a policy above all must not get lost."""
+    if not (folder / "kit.yaml").exists():
+        return kit
+    old = read_kit(folder)
+    if (old.federation, old.role, old.name) != (kit.federation, kit.role, kit.name):
+        raise LaunchError(
+            f"kit {folder}: is of {old.role} {old.name} of {old.federation!r}; choose another "
+            "--out (in containers: docker compose -p NAME up)"
+        )
+    given = {name: getattr(old, name) for name in OWN if getattr(kit, name) is None}
+    own = {name: value for name, value in given.items() if value is not None}
+    if old.listen and kit.listen and old.listen.rpartition(":")[2] == kit.listen.rpartition(":")[2]:
+        own["listen"] = old.listen  # the owner may have bound one interface
+    return kit.model_copy(update={**own, "metrics": old.metrics})  # none at all is a choice too
+
+
+def _address(hosts: Hosts, role: Role, name: str) -> Address | None:
+    if role == "aggregator":
+        index = int(name.rpartition("-")[2])
+        return hosts.aggregators[index] if index < len(hosts.aggregators) else None
+    return {"superlink": hosts.superlink, "shuffler": hosts.shuffler, "evaluator": hosts.evaluator}.get(role)
+
+
+def _write(folder: Path, kit: Kit, federation: Federation) -> None:
+    for made in (folder, folder / "keys", folder / "state", folder / "logs"):
+        made.mkdir(exist_ok=True, mode=0o700)
+    write_kit(folder, kit)
+    (folder / "federation.yaml").write_text(federation.to_yaml())
+    (folder / "README.md").write_text(kit_files.readme(kit))
+    kit_files.write(Folder(folder, kit, federation))
+
+
+def _shared_secret(out: Path) -> bytes:
+    """SuperExec's, the same for the SuperLink and the server; a second provisioning keeps it."""
+    for name in ("superlink", "server"):
+        if (out / name / "secret").exists():
+            return (out / name / "secret").read_bytes()
+    return secrets.token_hex(32).encode()
+
+
+def _check_trust(folder: Path, authority: Authority | None) -> None:
+    """A kit knows its authority from the start; a different one is never put in its place."""
+    file = folder / "keys" / "ca.pem"
+    if authority is not None and file.exists() and file.read_bytes() != authority.pem:
+        raise LaunchError(f"kit {folder}: trusts another authority; use that one's --pki, or another --out")
+
+
+def _sign(folder: Folder, authority: Authority) -> None:
+    authority.keep(folder.identity, folder.keys.folder, folder.kit.hosts)
+    if folder.kit.role == "site" and not folder.node_key.exists():
+        folder.node_key.parent.mkdir(exist_ok=True, mode=0o700)
+        (folder.node_key.parent / "node.pub").write_bytes(flower.node_key(folder.node_key))
+
+
+def _introduce(out: Path, federation: Federation, authority: Authority) -> None:
+    """The SuperLink's kit learns the sites' public keys, but for sites that were removed."""
+    nodes = out / "superlink" / "nodes"
+    nodes.mkdir(exist_ok=True)
+    for name in federation.site_names:
+        key = out / name / "node" / "node.pub"
+        if key.exists() and not authority.has_revoked(Keyring(out / name / "keys")):
+            (nodes / f"{name}.pub").write_bytes(key.read_bytes())

@@ -1,0 +1,221 @@
+"""`fl-privacy serve KIT`: one role on its machine, its processes watched and started again when they fall."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from fl_privacy.deploy import flower, roles
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.members import Members
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.errors import LaunchError
+from fl_privacy.identity import tls
+from fl_privacy.identity.keyring import belong_together
+from fl_privacy.identity.pki import load_key
+from fl_privacy.identity.tls import LocalKeys
+from fl_privacy.ops.log import Log
+from fl_privacy.ops.tail import Tail
+
+POLL = 0.2
+LOOK = 0.5  # seconds: who only looks whether a kit is served has its lock for a moment
+HEALTH_EVERY = 2.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+STEADY = 60.0  # seconds of life after which a fall counts as the first again
+FATAL = 2  # what our own processes end with when a person must mend something
+
+
+@contextmanager
+def alone(folder: Folder) -> Iterator[None]:
+    """One serving process for a kit; the lock goes with the process, however it ends."""
+    folder.run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder.run / "lock").open("w") as lock:
+        until = time.monotonic() + LOOK
+        while not _locked(lock):
+            if time.monotonic() > until:
+                raise LaunchError(f"kit {folder.path}: is served already; stop that first")
+            time.sleep(POLL)
+        yield
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+@dataclass
+class Watched:
+    """A process of the role, and how it has been doing."""
+
+    process: roles.Process
+    born: float = 0.0
+    pause: float = FIRST_PAUSE
+    due: float | None = None
+    up: bool = False
+    tail: Tail | None = None
+
+
+@dataclass
+class Supervisor:
+    """Starts the processes in order, each after the one before it is up; a fallen one alone is started again."""
+
+    folder: Folder
+    fleet: Fleet
+    log: Log
+    watched: list[Watched] = field(default_factory=list)
+
+    def step(self) -> None:
+        for one in self.watched:
+            self._step(one)
+            if not one.up:
+                return  # those after it need it
+
+    def _step(self, one: Watched) -> None:
+        now = time.monotonic()
+        child = self.fleet.children.get(one.process.name)
+        if child is None:
+            if one.due is None or now >= one.due:
+                self._start(one, now)
+            return
+        if child.process.poll() is not None:
+            self._fallen(one, now)
+        elif not one.up:
+            one.up = self._answers(one)
+            if one.up:
+                self.log("up", process=one.process.name)
+            elif now - one.born > roles.START:
+                raise LaunchError(
+                    f"{one.process.name} is not up after {roles.START:g} s: {child.tail()} (log: {child.log})"
+                )
+
+    def _start(self, one: Watched, now: float) -> None:
+        process = one.process
+        env = {**roles.environment(self.folder), **process.env}
+        child = self.fleet.start(process.name, process.command, env, process.confined)
+        one.born, one.due, one.up, one.tail = now, None, False, Tail(child.log)
+
+    def _fallen(self, one: Watched, now: float) -> None:
+        child = self.fleet.children[one.process.name]
+        code, why = child.process.returncode, child.tail()
+        self.fleet.stop(one.process.name)
+        if code == FATAL:
+            raise LaunchError(f"{one.process.name}: {why}")
+        one.pause = FIRST_PAUSE if now - one.born > STEADY else min(2 * one.pause, LONGEST_PAUSE)
+        one.up, one.due = False, now + one.pause
+        self.log("fell", process=one.process.name, code=code, reason=why[:500], again_in=one.pause)
+
+    def _answers(self, one: Watched) -> bool:
+        if one.process.announces:
+            assert one.tail is not None
+            return any(event["event"] == "listening" for event in one.tail.poll())
+        return one.process.port is None or reachable(one.process.port)
+
+    @property
+    def healthy(self) -> bool:
+        """All are up, and whatever this role is dialled by takes a connection."""
+        if not all(one.up for one in self.watched):
+            return False
+        listen = self.folder.kit.listen
+        if self.folder.kit.role == "site":
+            return is_socket(self.folder.run / "worker")
+        return listen is None or self.folder.idle or reachable(listen)
+
+
+def check_own(folder: Folder) -> None:
+    """Whether key and certificate are there, belong together and are this kit's: who dials would only see silence."""
+    keys, where = folder.keys, f"kit {folder.path}"
+    if not keys.certificate_file.exists():
+        raise LaunchError(f"{where}: has no certificate; fl-privacy pki request {folder.path}, and install the answer")
+    load_key(keys.key_file)
+    if not belong_together(*keys.read()):
+        raise LaunchError(f"{where}: key.pem, cert.pem and ca.pem do not belong together; install the signed file anew")
+    if (found := tls.own_identity(keys)) != folder.identity:
+        raise LaunchError(f"{where}: its certificate is of {found.uri}; install the one that was signed for this kit")
+
+
+def serve(folder: Folder, until: Path | None = None) -> None:
+    """Run the role until SIGTERM, or until the file `until` is there."""
+    check_own(folder)
+    with alone(folder):
+        clean(folder)
+        log = Log(folder.kit.name, events=folder.logs / "events.jsonl")
+        stopping = _stop_on_signals()
+        fleet = Fleet(folder.logs, folder.run / "pids.json")
+        ports = roles.Ports.free()
+        watched = [] if folder.idle else [Watched(p) for p in roles.processes(folder, ports)]
+        supervisor = Supervisor(folder, fleet, log, watched)
+        log("standby" if folder.idle else "starting", route=folder.federation.route.kind)
+        beat, members = 0.0, _members(folder, ports, log)
+        try:
+            while not stopping() and not (until and until.exists()):
+                supervisor.step()
+                if members is not None and all(one.up for one in watched):
+                    members.keep()
+                if time.monotonic() - beat > HEALTH_EVERY:
+                    fleet.trim()
+                    if supervisor.healthy:
+                        (folder.run / "healthy").touch()
+                        beat = time.monotonic()
+                time.sleep(POLL)
+        finally:
+            (folder.run / "healthy").unlink(missing_ok=True)
+            # SuperNodes and executors say good-bye to a SuperLink that is still there.
+            fleet.stop("supernode", "superexec")
+            fleet.stop()
+            log("stopped")
+
+
+def _members(folder: Folder, ports: roles.Ports, log: Log) -> Members | None:
+    if folder.kit.role != "superlink":
+        return None
+    (folder.path / "nodes").mkdir(exist_ok=True)
+    authority = LocalKeys.open(folder.state, "superlink").certificate
+    return Members(flower.Control(f"{roles.LOOPBACK}:{ports.superlink}", authority), folder.path / "nodes", log)
+
+
+def reachable(address: str) -> bool:
+    """Whether somebody listens there."""
+    host, _, port = address.rpartition(":")
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
+    try:
+        with socket.create_connection((host, int(port)), 1.0):
+            return True
+    except OSError:
+        return False
+
+
+def is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def clean(folder: Folder) -> None:
+    """What a killed predecessor left: everything in `run/` but the lock."""
+    for path in folder.run.iterdir():
+        if path.name != "lock":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for made in (folder.state, folder.logs):
+        made.mkdir(exist_ok=True, mode=0o700)
+    os.chmod(folder.run, 0o700)
+
+
+def _stop_on_signals() -> Callable[[], bool]:
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: asked.append(number))
+    return lambda: bool(asked)

@@ -1,0 +1,138 @@
+"""`fl-privacy train KIT`: one run of a federation across machines, started and followed from the server's kit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fl_privacy.deploy import flower, roles
+from fl_privacy.deploy.engines.follow import Result, follow
+from fl_privacy.deploy.engines.ground import new_run_name
+from fl_privacy.deploy.flower import Unanswered
+from fl_privacy.deploy.kits.kit import Folder, observers
+from fl_privacy.deploy.kits.serve import Supervisor, Watched, alone, check_own, clean
+from fl_privacy.deploy.plan import ServerPlan
+from fl_privacy.deploy.preflight.checks import disk
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.errors import ConfigError, LaunchError
+from fl_privacy.identity.pki import write_public
+from fl_privacy.ops.log import Log
+from fl_privacy.transcript.run import anchor
+
+POLL = 0.2
+RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,127}"
+REACH = 300.0  # seconds for the SuperLink to come into reach
+OFTEN = 8.0  # seconds of pause before another start: it has fallen three times by then
+
+
+def train(
+    folder: Folder,
+    anew: bool = False,
+    name: str | None = None,
+    watch: Callable[[Path], None] = lambda run_dir: None,
+) -> Result:
+    """Go on with the run that was broken off, or start one; follow it to its end."""
+    if folder.kit.role != "server":
+        raise ConfigError(f"kit {folder.path}: is a {folder.kit.role}'s; runs are started from the server's kit")
+    check_own(folder)
+    if not (folder.path / "secret").is_file():
+        raise LaunchError(f"kit {folder.path}: secret is missing; copy it from the superlink's kit")
+    with alone(folder):
+        clean(folder)
+        return _train(folder, _run_name(folder, anew, name), watch)
+
+
+def _run_name(folder: Folder, anew: bool, name: str | None) -> str:
+    """The unfinished run, unless it is to be left or another is named; its name is kept until it has ended."""
+    note = folder.state / "unfinished"
+    if note.exists() and not anew and name is None:
+        return note.read_text().strip()
+    name = name or new_run_name(folder.federation)
+    if not re.fullmatch(RUN_NAME, name):
+        raise ConfigError(f"run: {name!r} is no name; use letters, digits and hyphens")
+    note.write_text(name)
+    return name
+
+
+def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
+    runs = folder.path / folder.kit.runs
+    room = disk(runs)
+    if not room.ok:
+        raise LaunchError(f"disk: {room.detail}; {room.fix}")
+    began, run_dir = time.monotonic(), runs / run
+    fleet = Fleet(run_dir / "logs", folder.run / "pids.json")
+    ports = roles.Ports.free()
+    supervisor = Supervisor(folder, fleet, Log("server"), [Watched(p) for p in roles.processes(folder, ports)])
+    control = None
+
+    def check() -> None:
+        supervisor.step()
+        if any(one.process.name == "superexec" and one.pause > OFTEN for one in supervisor.watched):
+            raise LaunchError("superexec: falls at once, again and again; copy secret from the superlink's kit")
+        if supervisor.healthy:
+            (folder.run / "healthy").touch()
+        fleet.trim()
+
+    try:
+        write_public(anchor(run_dir), folder.keys.authority_file.read_bytes())
+        _write_plan(folder, run, run_dir, fleet)
+        until = time.monotonic() + roles.START
+        while not all(one.up for one in supervisor.watched):
+            check()
+            if time.monotonic() > until:
+                raise LaunchError(f"server: its processes are not up after {roles.START:g} s; see {run_dir / 'logs'}")
+            time.sleep(POLL)
+        control = flower.Control(f"{roles.LOOPBACK}:{ports.relay}", folder.run / "relay.pem")
+        supervisor.log("reaching", superlink=folder.kit.superlink)
+        try:
+            control.wait(check, REACH)
+        except Unanswered:
+            see = f"fl-privacy preflight {folder.path} says why"
+            raise LaunchError(f"superlink {folder.kit.superlink}: no answer in {REACH:g} s; {see}") from None
+        end = follow(run_dir, control, control.start_run({"home": str(folder.run)}), check, watch)
+    except KeyboardInterrupt:
+        # The ServerApp is stopped with its executor, and cannot tell.
+        Log("server", run_dir / "logs" / "server.log")("failed", run=run, reason="KeyboardInterrupt: train was stopped")
+        raise
+    finally:
+        (folder.run / "healthy").unlink(missing_ok=True)
+        if control is not None:
+            control.close()
+        fleet.stop("superexec")
+        fleet.stop()
+    watch(run_dir)
+    if end[0] == "completed":
+        (folder.state / "unfinished").unlink(missing_ok=True)
+    return Result.of(run_dir, end, time.monotonic() - began, [])
+
+
+def _write_plan(folder: Folder, run: str, run_dir: Path, fleet: Fleet) -> None:
+    """What the ServerApp finds through the run config's `home`."""
+    plan = ServerPlan(
+        run=run,
+        run_dir=run_dir,
+        config=folder.path / "federation.yaml",
+        keys=folder.keys.folder,
+        log=fleet.log("server"),
+        middleware=list(folder.kit.middleware),
+        evaluator=folder.kit.evaluator,
+        data_dir=folder.at(folder.kit.data),
+        observers=observers(folder.federation),
+        metrics=folder.kit.metrics,
+        events=folder.logs / "events.jsonl",
+    )
+    (folder.run / "server.json").write_text(plan.model_dump_json(indent=2))
+
+
+def export(result: Result, target: Path) -> bool:
+    """Copy a run, and the authority it verifies against, to another folder; False where that may not be written."""
+    source = Path(result.path)
+    try:
+        shutil.copytree(source, target / source.name, dirs_exist_ok=True)
+        shutil.copy(anchor(source), anchor(target / source.name))
+    except OSError:  # shutil's own errors are
+        return False
+    return True

@@ -1,0 +1,166 @@
+"""Checks before a federation starts: each failure with its fix, all of them at once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from fl_privacy.config import Federation
+from fl_privacy.deploy.preflight.finding import Check
+from fl_privacy.deploy.preflight.reach import peer
+from fl_privacy.errors import FederationError
+from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.theory.cost import FLOAT
+
+FLOWER = "1.41.0"
+SPARE_DISK = 200 * 2**20
+PLAIN = "openssl pkcs8 -topk8 -nocrypt -in"
+
+
+def run(
+    federation: Federation,
+    runs_dir: Path,
+    data_dir: Path | None,
+    listen: list[str],
+    keys: Path | None,
+    peers: list[str],
+) -> list[Check]:
+    """All checks; none stops another."""
+    checks = [flower_version(), disk(runs_dir, transcript_bytes(federation)), data(federation, data_dir)]
+    checks += devices(federation)
+    checks += [port(address) for address in listen or ["127.0.0.1:0"]]
+    authority = runs_dir / "pki" / "ca.pem"
+    if keys is None and authority.exists():
+        checks.append(dates("authority", x509.load_pem_x509_certificate(authority.read_bytes())))
+    if keys is not None:
+        checks += list(certificates(federation, Keyring(keys)))
+        checks += [peer(address, Keyring(keys)) for address in peers]
+    return checks
+
+
+def flower_version() -> Check:
+    found = version("flwr")
+    fix = "" if found == FLOWER else f"pip install flwr=={FLOWER}"
+    return Check("flower", not fix, f"flwr {found}", fix)
+
+
+def disk(runs_dir: Path, needed: int = SPARE_DISK) -> Check:
+    """Room where the runs go."""
+    place = runs_dir.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    detail = f"{free / 2**20:,.0f} MiB free in {runs_dir}, about {needed / 2**20:,.0f} MiB needed"
+    return Check("disk", free >= needed, detail, "" if free >= needed else "make room, or choose another --runs-dir")
+
+
+def transcript_bytes(federation: Federation) -> int:
+    """A model and a cohort of updates a round, and what the logs may take."""
+    from fl_privacy.tasks.workload import layout_of
+
+    return SPARE_DISK + federation.rounds * FLOAT * layout_of(federation).size * (federation.cohort + 1)
+
+
+def data(federation: Federation, data_dir: Path | None) -> Check:
+    from fl_privacy.tasks.datasets import load
+
+    if not CATALOG[federation.task.dataset].needs_data:
+        return Check("data", True, f"{federation.task.dataset} is bundled")
+    try:
+        split = load(federation.task.dataset, data_dir)
+    except FederationError as error:
+        return Check("data", False, str(error), "give --data-dir or set FL_PRIVACY_DATA")
+    return Check("data", True, f"{federation.task.dataset}: {len(split.train)} training records")
+
+
+def devices(federation: Federation) -> Iterator[Check]:
+    from fl_privacy.tasks.train import device
+
+    for name in sorted({site.device for site in federation.sites}):
+        try:
+            device(name)
+            yield Check("device", True, name)
+        except FederationError as error:
+            yield Check("device", False, str(error), "set the sites' device to cpu, or run where the GPU is")
+
+
+def port(address: str) -> Check:
+    """Whether we could listen there."""
+    host, _, number = address.rpartition(":")
+    if not number.isdecimal() or not 0 <= int(number) <= 65535:
+        return Check("port", False, f"{address}: not host:port", "write it as 127.0.0.1:8443")
+    host = host.strip("[]") or "127.0.0.1"
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if probe.family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((host, int(number)))
+    except OSError as error:
+        return Check("port", False, f"{address}: {error.strerror}", "choose another port, or stop what listens there")
+    return Check("port", True, f"{address} is free")
+
+
+def dates(name: str, certificate: x509.Certificate) -> Check:
+    now = dt.datetime.now(dt.UTC)
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        return Check(name, False, f"certificate: expired on {end:%Y-%m-%d}", "have it issued anew by the authority")
+    if now < start:
+        return Check(
+            name, False, f"certificate: valid only from {start:%Y-%m-%d %H:%M} UTC", "set this machine's clock"
+        )
+    return Check(name, True, f"certificate valid until {end:%Y-%m-%d}")
+
+
+def certificates(federation: Federation, keys: Keyring) -> Iterator[Check]:
+    """Our own key, certificate and authority: do they belong together, and to this federation?"""
+    try:
+        key, certificate_pem, authority_pem = keys.read()
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
+        authority = x509.load_pem_x509_certificate(authority_pem)
+        private = load_pem_private_key(key, None)
+    except (FederationError, ValueError) as error:
+        why = "not in PEM: one of key.pem, cert.pem and ca.pem is damaged" if isinstance(error, ValueError) else error
+        yield Check("keys", False, f"{keys.folder}: {why}", "restore it, or install the signed file anew")
+        return
+    except (TypeError, UnsupportedAlgorithm) as error:
+        yield Check("keys", False, f"{keys.key_file}: {error}", f"store it without a password: {PLAIN} {keys.key_file}")
+        return
+    yield dates("certificate", certificate)
+    yield _holds(
+        "authority",
+        lambda: certificate.verify_directly_issued_by(authority),
+        "the authority signed this certificate",
+        "the certificate is not signed by ca.pem",
+        "take ca.pem and cert.pem from the same federation",
+    )
+    matches = private.public_key() == certificate.public_key()
+    yield Check("key", matches, "key and certificate " + ("belong together" if matches else "do not belong together"),
+                "" if matches else "use the key the certificate was made for")  # fmt: skip
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        identity = Identity.parse((names.get_values_for_type(x509.UniformResourceIdentifier) or [""])[0])
+    except (FederationError, x509.ExtensionNotFound):
+        yield Check("identity", False, "certificate: names no fl-privacy identity", "have it issued by fl-privacy")
+        return
+    ours = identity.federation == federation.name
+    fix = "" if ours else f"use a certificate of federation {federation.name!r}"
+    yield Check("identity", ours, identity.uri, fix)
+
+
+def _holds(name: str, test: Callable[[], None], good: str, bad: str, fix: str) -> Check:
+    try:
+        test()
+    except (ValueError, TypeError, InvalidSignature):
+        return Check(name, False, bad, fix)
+    return Check(name, True, good)

@@ -1,0 +1,279 @@
+"""`fl-privacy preflight KIT`: would this role start here, and reach whom it must? All failures at once, in seconds."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime as dt
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from fl_privacy.config import Address
+from fl_privacy.deploy import confine
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.preflight import checks
+from fl_privacy.deploy.preflight.finding import Check
+from fl_privacy.deploy.preflight.reach import NO_PASSWORD, Way, dialogue, greet, peer
+from fl_privacy.errors import FederationError
+from fl_privacy.gate.dial import Unreachable
+from fl_privacy.identity.keyring import Identity
+from fl_privacy.tasks.catalog import CATALOG
+
+Test = Callable[[], Iterable[Check]]
+
+SKEW = 60.0
+SET_CLOCK = "set this machine's clock (systemctl enable --now systemd-timesyncd)"
+TIMEX_BYTES, TIME_ERROR = 512, 5  # adjtimex(2): more than its struct, which asks for nothing where it is zero
+LONGEST = 2.2  # seconds to wait for a peer
+SOON = dt.timedelta(days=7)
+LONGEST_SOCKET = 100
+GREETING = b"GET / HTTP/1.1\r\nHost: gate\r\n\r\n"
+
+
+def run(folder: Folder, reach: bool = True) -> list[Check]:
+    """All checks at once; none stops another. Without `reach` only those of this machine."""
+    kit = folder.kit
+    here: list[tuple[str, Test]] = [
+        ("flower", lambda: [checks.flower_version()]),
+        ("disk", lambda: [_room(folder)]),
+        ("certificate", lambda: _certificates(folder)),
+        ("port", lambda: _listening(folder)),
+        ("data", lambda: _data(folder)),
+        ("device", lambda: _device(folder)),
+        ("site", lambda: _site(folder)),
+        ("clock", lambda: _own_clock(folder)),
+    ]
+    there: list[tuple[str, Test]] = []
+    asked = []
+    if reach:
+        if kit.superlink:
+            there.append((kit.superlink, lambda: _gate(folder)))
+        elif kit.role != "superlink" and folder.federation.hosts:
+            asked.append(_Asked("clock", lambda: _clock(_date(folder)), []))
+        there += [(address, lambda address=address: [_peer(folder, address)]) for address in _dialled(folder)]  # type: ignore[misc]
+    asked += [_Asked(*test) for test in there]
+    done = [check for test in here for check in _Asked(*test).wait()]
+    until = time.monotonic() + LONGEST
+    return done + [check for one in asked for check in one.wait(max(0.0, until - time.monotonic()))]
+
+
+class _Asked:
+    """A test in a thread of its own, which nobody waits for when its time is over: a name server may not answer."""
+
+    def __init__(self, what: str, test: Test, late: list[Check] | None = None) -> None:
+        self._what, self._test = what, test
+        fix = "is there a name server, and a way to it?"
+        self._found = [Check("peer", False, f"{what}: no answer in {LONGEST:g} s", fix)] if late is None else late
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = list(self._test())
+        except Exception as error:  # whatever it is, it is this check's finding and hides no other
+            why = str(error) if isinstance(error, OSError | ValueError | FederationError) else repr(error)
+            self._found = [Check("check", False, f"{self._what}: {why}", "mend the file or device that it names")]
+
+    def wait(self, seconds: float | None = None) -> list[Check]:
+        self._thread.join(seconds)
+        return self._found
+
+
+def _room(folder: Folder) -> Check:
+    where = folder.path / folder.kit.runs if folder.kit.role == "server" else folder.state
+    found = checks.disk(where)
+    return found if found.ok else Check("disk", False, found.detail, "make room, or move the kit to a larger disk")
+
+
+def _certificates(folder: Folder) -> list[Check]:
+    if not folder.keys.certificate_file.exists():
+        fix = f"fl-privacy pki request {folder.path}, have it signed, and install the answer"
+        return [Check("certificate", False, "there is none yet", fix)]
+    found = list(checks.certificates(folder.federation, folder.keys))
+    try:
+        certificate = x509.load_pem_x509_certificate(folder.keys.certificate_file.read_bytes())
+        identity = Identity.of(certificate)
+    except (OSError, ValueError, FederationError):
+        return found
+    if identity != folder.identity:
+        fix = "install the certificate that was signed for this kit's request"
+        found.append(Check("identity", False, f"certificate: is {identity.uri}, the kit {folder.identity.uri}", fix))
+    left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
+    if dt.timedelta() < left < SOON:
+        found.append(Check("renewal", True, f"the certificate ends in {left.days} days: fl-privacy pki renew"))
+    return found
+
+
+def _listening(folder: Folder) -> list[Check]:
+    """Free ports; a role that is already up has its own."""
+    if folder.served:
+        return []
+    return [checks.port(address) for address in (folder.kit.listen, folder.kit.metrics) if address is not None]
+
+
+def _dialled(folder: Folder) -> list[Address]:
+    kit = folder.kit
+    return [*kit.middleware, *([kit.evaluator] if kit.evaluator else [])]
+
+
+def _peer(folder: Folder, address: Address) -> Check:
+    proxy = folder.kit.proxy
+    return (None if proxy else _named(address)) or peer(address, folder.keys, proxy)
+
+
+def _named(address: Address) -> Check | None:
+    """None where the name is known."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        fix = "correct the name, or add it to the name server or to /etc/hosts"
+        return Check("name", False, f"{host}: {error.strerror or error}", fix)
+    return None
+
+
+def _gate(folder: Folder) -> list[Check]:
+    """Reach the SuperLink's gate, and compare clocks by the date it answers with."""
+    assert folder.kit.superlink is not None
+    way = Way(folder.kit.superlink, folder.kit.proxy)
+    if not way.proxy and (unknown := _named(way.address)):
+        return [unknown]
+    found, answer = dialogue(way, folder.keys, GREETING, "http/1.1")
+    if not found.ok and "certificate" in found.detail:
+        answer = _unchecked(folder, way)
+    return [found, *_clock(answer)]
+
+
+def _unchecked(folder: Folder, way: Way) -> bytes:
+    """What the gate answers whoever it is: a wrong clock makes good certificates look bad, and its date tells."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        context.load_cert_chain(folder.keys.certificate_file, folder.keys.key_file, NO_PASSWORD)
+        return greet(way, GREETING, "http/1.1", context)
+    except (OSError, ValueError, Unreachable):
+        return b""
+
+
+def _date(folder: Folder) -> bytes:
+    """What the gate tells one who has no business there: its date. Nothing where there is no way to it."""
+    assert folder.federation.hosts is not None
+    return _unchecked(folder, Way(folder.federation.hosts.superlink, folder.kit.proxy))
+
+
+def _own_clock(folder: Folder) -> list[Check]:
+    """Without asking anybody: a clock before what was made here, or for here, is behind."""
+    at, what = max(_made(folder), default=(0.0, ""))
+    behind = at - time.time()
+    if behind > SKEW:
+        return [Check("clock", False, f"{behind:.0f} s or more behind {what}", SET_CLOCK)]
+    ask = getattr(ctypes.CDLL(None), "adjtimex", None)  # Linux has it
+    if ask is not None and ask(ctypes.create_string_buffer(TIMEX_BYTES)) == TIME_ERROR:
+        return [Check("clock", True, f"is kept by no time server that the kernel knows of: {SET_CLOCK}")]
+    return []
+
+
+def _made(folder: Folder) -> Iterator[tuple[float, str]]:
+    """When things came to be, by other clocks or by this one before; files that were sent here do not count."""
+    for file in (folder.keys.certificate_file, folder.keys.authority_file):
+        with suppress(OSError, ValueError):
+            certificate = x509.load_pem_x509_certificate(file.read_bytes())
+            yield certificate.not_valid_before_utc.timestamp(), f"the first date of {file.name}"
+    for made in (folder.logs, folder.state, folder.run):
+        for file in made.glob("*"):
+            with suppress(OSError):
+                yield file.stat().st_mtime, f"{made.name}/{file.name}"
+
+
+def _clock(answer: bytes) -> list[Check]:
+    dates = [line[5:].strip() for line in answer.split(b"\r\n") if line.lower().startswith(b"date:")]
+    if not dates:
+        return []
+    try:
+        there = parsedate_to_datetime(dates[0].decode("ascii", "replace"))
+        skew = (dt.datetime.now(dt.UTC) - there).total_seconds()
+    except (ValueError, TypeError):
+        return []
+    detail = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the SuperLink's"
+    return [Check("clock", abs(skew) <= SKEW, detail, "" if abs(skew) <= SKEW else SET_CLOCK)]
+
+
+def _data(folder: Folder) -> list[Check]:
+    from fl_privacy.tasks import files
+
+    dataset = folder.federation.task.dataset
+    if folder.kit.role not in ("site", "server", "evaluator") or not CATALOG[dataset].needs_data:
+        return []
+    if folder.kit.role == "server" and folder.kit.evaluator:
+        return []
+    fix = "set `data` in kit.yaml to the folder that holds the data set"
+    try:
+        where = files.folder(folder.at(folder.kit.data), dataset) / dataset
+    except FederationError as error:
+        return [Check("data", False, str(error), fix)]
+    if not os.access(where, os.R_OK | os.X_OK):
+        return [Check("data", False, f"{where}: is not there, or not for this user to read", fix)]
+    return [Check("data", True, str(where))]
+
+
+def _device(folder: Folder) -> list[Check]:
+    """By the driver's device files: loading torch alone would take as long as all other checks."""
+    if folder.kit.role != "site":
+        return []
+    device = folder.own_federation.site(folder.kit.name).device
+    if device == "cpu":
+        return [Check("device", True, device)]
+    number = int(device.partition(":")[2] or 0)
+    if "+cpu" in version("torch"):
+        return [Check("device", False, f"{device}: this torch has no CUDA", "install with TORCH=cuda")]
+    there = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    if number >= len(there):
+        fix = "correct `device` in kit.yaml, or install the driver and pass the GPU to the container"
+        return [Check("device", False, f"{device}: this machine has {len(there)} GPUs", fix)]
+    return [Check("device", True, device)]
+
+
+def _site(folder: Folder) -> list[Check]:
+    if folder.kit.role != "site":
+        return []
+    found = []
+    socket_path = str(folder.run / "worker")
+    if len(socket_path) > LONGEST_SOCKET:
+        found.append(Check("path", False, f"{socket_path}: too long for a socket", "move the kit to a shorter path"))
+    found += _node(folder)
+    policy = folder.at(folder.kit.policy)
+    if policy is not None:
+        from fl_privacy.dp.policy import Policy
+
+        try:
+            Policy.load(policy).check(folder.federation, folder.kit.name)
+            found.append(Check("policy", True, str(policy)))
+        except FederationError as error:
+            found.append(Check("policy", False, str(error), "agree with the operator, or change your policy"))
+    detail = "shipped code is kept from keys and data" if confine.version() else "this kernel has no Landlock"
+    found.append(Check("confinement", True, detail))
+    return found
+
+
+def _node(folder: Folder) -> list[Check]:
+    """The SuperNode's key, by which the SuperLink knows it."""
+    has_certificate = folder.keys.certificate_file.exists() and folder.keys.key_file.exists()
+    fix = f"fl-privacy pki {'renew' if has_certificate else 'request'} {folder.path}"
+    if not folder.node_key.exists():
+        return [Check("node", False, "the SuperNode has no key", fix)]
+    try:
+        load_ssh_private_key(folder.node_key.read_bytes(), None)
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        return [Check("node", False, f"{folder.node_key}: cannot be read", f"restore it, or remove it and {fix}")]
+    return []

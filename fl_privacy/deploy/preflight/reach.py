@@ -1,0 +1,122 @@
+"""Whether a peer can be reached from here, and what it has against us, in two seconds at most."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+
+from fl_privacy.deploy.preflight.finding import Check
+from fl_privacy.errors import FederationError
+from fl_privacy.gate import dial
+from fl_privacy.identity.keyring import Keyring
+
+WAIT = 2.0
+NO_PASSWORD = ""  # else OpenSSL asks at the terminal for one that an encrypted key needs
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+
+@dataclass(frozen=True)
+class Way:
+    """To an address: directly, or by an HTTP proxy."""
+
+    address: str
+    proxy: str | None = None
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0].strip("[]")
+
+    def open(self, until: float) -> socket.socket:
+        """A connection, not later than `until`."""
+        try:
+            where = dial.proxy_address(self.proxy) if self.proxy else (self.host, int(self.address.rpartition(":")[2]))
+            sock = socket.create_connection(where, _left(until))
+        except (OSError, FederationError) as error:
+            if self.proxy:
+                why = getattr(error, "strerror", None) or error
+                raise dial.Unreachable("proxy", f"the proxy {self.proxy}: {why}") from None
+            raise
+        try:
+            if self.proxy:
+                self._tunnel(sock, until)
+            sock.settimeout(_left(until))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _tunnel(self, sock: socket.socket, until: float) -> None:
+        answer = b""
+        sock.sendall(dial.connect_request(self.address))
+        while not dial.answered(answer):
+            sock.settimeout(_left(until))
+            if not (data := sock.recv(dial.PROXY_BYTES)):
+                break
+            answer += data
+        dial.check_answer(answer, self.address)
+
+
+def _left(until: float) -> float:
+    """Seconds that are left, a moment at least."""
+    return max(0.01, until - time.monotonic())
+
+
+def peer(address: str, keys: Keyring, proxy: str | None = None) -> Check:
+    """Whether a gRPC server there and we take each other's certificates."""
+    return dialogue(Way(address, proxy), keys, HTTP2, "h2")[0]
+
+
+def answers(way: Way) -> Check:
+    """Whether somebody is there, for who has no certificate yet to show."""
+    try:
+        way.open(time.monotonic() + WAIT).close()
+    except (OSError, dial.Unreachable) as error:
+        return _unreachable(way, error)
+    return Check("peer", True, f"{way.address}: answers; whether it takes our certificate shows when there is one")
+
+
+def dialogue(way: Way, keys: Keyring, greeting: bytes, protocol: str) -> tuple[Check, bytes]:
+    """A real handshake, and the beginning of the answer: gRPC says only UNAVAILABLE, TLS itself says why."""
+    address = way.address
+    try:
+        context = ssl.create_default_context(cafile=str(keys.authority_file))
+        context.load_cert_chain(keys.certificate_file, keys.key_file, NO_PASSWORD)
+    except (OSError, ValueError):
+        return answers(way), b""  # what is wrong with our files is a finding of its own
+    try:
+        answer = greet(way, greeting, protocol, context)
+    except ssl.SSLCertVerificationError as error:
+        return Check("peer", False, f"{address}: its certificate is refused here: {error.verify_message}",
+                     "check that both have the same ca.pem, and the name and date of its certificate"), b""  # fmt: skip
+    except (ssl.SSLError, ConnectionResetError, BrokenPipeError) as error:
+        # Its own certificate was in order. Many servers hang up without saying what they have against ours.
+        why = getattr(error, "reason", None) or "it hung up after the handshake (revoked? expired?)"
+        return Check("peer", False, f"{address}: refused our certificate: {why}",
+                     "have our certificate issued anew by the federation's authority"), b""  # fmt: skip
+    except (OSError, ValueError, dial.Unreachable) as error:
+        return _unreachable(way, error), b""
+    by = f" by the proxy {way.proxy}" if way.proxy else ""
+    return Check("peer", True, f"{address}: mutual TLS works{by}"), answer
+
+
+def _unreachable(way: Way, error: Exception) -> Check:
+    if isinstance(error, dial.Unreachable):
+        return Check(
+            "peer", False, f"{way.address}: {error}", "correct `proxy` in kit.yaml, or ask the proxy's operator"
+        )
+    return Check("peer", False, f"{way.address}: {error}", "start it, or correct host, port or firewall")
+
+
+def greet(way: Way, greeting: bytes, protocol: str, context: ssl.SSLContext) -> bytes:
+    """Say something over mutual TLS; in TLS 1.3 the peer judges our certificate after our side of the handshake."""
+    until = time.monotonic() + WAIT
+    context.set_alpn_protocols([protocol])
+    with way.open(until) as plain, context.wrap_socket(plain, server_hostname=way.host) as secure:
+        secure.settimeout(_left(until))
+        secure.sendall(greeting)
+        answer = secure.recv(4096)
+        if not answer:
+            raise ConnectionResetError
+        return answer

@@ -1,0 +1,74 @@
+"""How a middleware process starts and stops: arguments, listening, a clean end on a signal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.pki import load_key
+from fl_privacy.ops.log import Log
+from fl_privacy.ops.metrics import operations
+from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.transcript import ViewWriter
+from fl_privacy.wire import rpc
+from fl_privacy.wire.buffers import keep_buffers
+
+STOP_GRACE = 2.0
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--config", type=Path, required=True, help="the federation's YAML")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one and logs it")
+    parser.add_argument("--keys", type=Path, required=True, help="folder with key.pem, cert.pem and ca.pem")
+    parser.add_argument("--view", type=Path, help="where to record this party's view, with `audit: true`")
+    parser.add_argument("--run", default="", help="the run that the view is of")
+    operations(parser)
+    return parser
+
+
+def recorder(options: argparse.Namespace, federation: Federation, observer: str) -> ViewWriter | None:
+    """The writer of this party's own view; none unless the federation is audited."""
+    if not federation.audit or options.view is None:
+        return None
+    keys = Keyring(options.keys)
+    return ViewWriter(options.view, observer, options.run, load_key(keys.key_file), keys.certificate_file.read_bytes())
+
+
+def run(service: str, make: Callable[[Federation], Any], options: argparse.Namespace, log: Log) -> int:
+    """Read the federation, make the servicer, serve; the exit code."""
+    try:
+        log.keep(options.events)
+        servicer = make(Federation.load(options.config))
+        servicer.log = log
+        servicer.metrics, address = serve_metrics(log.role.partition("-")[0], log.role, options.metrics, log)
+        if address:
+            log("metrics", address=address)
+        asyncio.run(serve(service, servicer, options, log))
+    except FederationError as error:
+        log("error", reason=str(error))
+        return 2
+    return 0
+
+
+async def serve(name: str, servicer: Any, options: argparse.Namespace, log: Log) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    keep_buffers()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server, port = await rpc.serve(
+        name, servicer, options.listen, Keyring(options.keys), getattr(servicer, "refused", None)
+    )
+    log("listening", address=f"{options.listen.rpartition(':')[0]}:{port}")
+    await stop.wait()
+    await server.stop(STOP_GRACE)
+    log("stopped")

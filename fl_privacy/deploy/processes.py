@@ -1,0 +1,203 @@
+"""Child processes that never outlive us: own groups, one log each, recorded pids, stopped in order."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fl_privacy.errors import LaunchError
+from fl_privacy.ops.tail import Tail
+
+TERM_GRACE = 8.0
+ORPHAN_GRACE = 1.0  # Flower's executors would wait longer for their parents to come back
+POLL = 0.05
+OLD_LOGS = 9
+LARGEST_LOG = 10 * 2**20
+OWN_LOG = "serve"  # what `site start` has the serving process write to
+PR_SET_PDEATHSIG = 1
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass
+class Child:
+    """A running process and its log."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    _family: dict[int, float] = field(default_factory=dict)
+
+    def remember_family(self) -> None:
+        """Note descendants while they can still be found: Flower's executors leave our process group."""
+        try:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                self._family[child.pid] = child.create_time()
+        except psutil.Error:
+            return
+
+    def family(self) -> Iterator[psutil.Process]:
+        """Descendants still alive; a reused pid is not one of them."""
+        for pid, born in self._family.items():
+            try:
+                process = psutil.Process(pid)
+                if process.create_time() == born and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+            except psutil.Error:
+                continue
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole group and to every descendant that left it."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+        for process in self.family():
+            with suppress(psutil.Error):
+                process.send_signal(number)
+
+    def tail(self, lines: int = 3) -> str:
+        """The end of its log, for an error message: the reason it gave, or else its last lines."""
+        reasons = [
+            e["reason"] for e in Tail(self.log).poll() if e.get("event") in ("error", "failed") and e.get("reason")
+        ]
+        if reasons:
+            return str(reasons[-1])
+        text = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        return " | ".join(line.strip() for line in text[-lines:])
+
+
+class Fleet:
+    """All processes of one federation."""
+
+    def __init__(self, logs: Path, pid_file: Path) -> None:
+        self.children: dict[str, Child] = {}
+        self._logs = logs
+        self._pid_file = pid_file
+        logs.mkdir(parents=True, exist_ok=True)
+        pid_file.parent.mkdir(parents=True, exist_ok=True)
+
+    def start(
+        self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, confined: bool = False
+    ) -> Child:
+        """Start a process; `confined` ones (they run code that the run's submitter ships) lose root's capabilities."""
+        log = self.log(name)
+        full = [*_without_capabilities(), *command] if confined else list(command)
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                full,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **QUIET, "PATH": _path(), **(env or {})},
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self.children[name] = Child(name, process, log)
+        pids = {child.name: child.process.pid for child in self.children.values()}
+        self._pid_file.write_text(json.dumps(pids))
+        return self.children[name]
+
+    def log(self, name: str) -> Path:
+        """A new log; a resumed run keeps the last few old ones, of which 1 is the newest."""
+        log = self._logs / f"{name}.log"
+        if log.exists():
+            log.rename(self._first_old(name))
+        return log
+
+    def _first_old(self, name: str) -> Path:
+        """The place of the newest old log; the others have moved on by one, and the oldest is gone."""
+        places = [self._logs / f"{name}.{number}.log" for number in range(1, OLD_LOGS + 1)]
+        for old, new in reversed(list(pairwise(places))):
+            if old.exists():
+                old.replace(new)
+        return places[0]
+
+    def trim(self, largest: int = LARGEST_LOG) -> None:
+        """Put the logs of long-lived processes aside when they have grown; they write on at the new end."""
+        for name in (*self.children, OWN_LOG):
+            log = self._logs / f"{name}.log"
+            if log.exists() and log.stat().st_size > largest:
+                with suppress(OSError):  # a full disk stops nobody
+                    shutil.copyfile(log, self._first_old(name))
+                os.truncate(log, 0)
+
+    def wait_for(self, name: str, event: str, timeout: float) -> dict[str, Any]:
+        """The first such event in a process's log; it must come while the process lives."""
+        child, until = self.children[name], time.monotonic() + timeout
+        tail = Tail(child.log)
+        while True:
+            for line in tail.poll():
+                if line["event"] == event:
+                    return line
+            if child.process.poll() is not None:
+                raise LaunchError(f"{name} did not start: {child.tail()}")
+            if time.monotonic() > until:
+                raise LaunchError(f"{name} said nothing for {timeout:g} s; see {child.log}")
+            time.sleep(POLL)
+
+    def check(self) -> None:
+        """Raise if a process has died."""
+        for child in self.children.values():
+            if child.process.poll() is not None:
+                code = child.process.returncode
+                raise LaunchError(f"{child.name} ended with {code}: {child.tail()} (log: {child.log})")
+
+    def stop(self, *prefixes: str) -> None:
+        """End processes whose names begin so (all, without a prefix), gently and then for certain."""
+        chosen = [c for n, c in self.children.items() if not prefixes or n.startswith(prefixes)]
+        for child in chosen:
+            child.remember_family()
+            child.signal(signal.SIGTERM)
+        until = time.monotonic() + TERM_GRACE
+        while time.monotonic() < until and any(_alive(child) for child in chosen):
+            for child in chosen:
+                child.remember_family()
+            if all(child.process.poll() is not None for child in chosen):
+                until = min(until, time.monotonic() + ORPHAN_GRACE)
+            time.sleep(POLL)
+        for child in chosen:
+            child.signal(signal.SIGKILL)
+            child.process.wait()
+            del self.children[child.name]
+        if not self.children:
+            self._pid_file.unlink(missing_ok=True)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end the child when we are killed outright; elsewhere nothing can be asked."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _path() -> str:
+    """Flower's programs start each other by name: this environment's come first."""
+    return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+
+
+def _alive(child: Child) -> bool:
+    return child.process.poll() is None or any(True for _ in child.family())
+
+
+def _without_capabilities() -> list[str]:
+    """As root, drop every capability: files of other users are then out of reach. Other users have none to drop."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        return []
+    return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]

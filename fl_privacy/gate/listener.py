@@ -1,0 +1,184 @@
+"""How the gate and the relay run: arguments, a listening socket, a task for each connection, a clean end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, NoReturn, cast
+
+from fl_privacy.errors import FederationError, LaunchError
+from fl_privacy.identity.tls import GOODBYE, HANDSHAKE
+from fl_privacy.ops.log import Log
+
+BACKLOG = 128
+CHUNK = 64 * 1024
+
+Handle = Callable[[socket.socket, str], Coroutine[Any, Any, None]]
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Arguments(argparse.ArgumentParser):
+    """A parser whose complaints are our own errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(f"arguments: {message}; see --help")
+
+
+def address(text: str) -> tuple[str, int]:
+    """`HOST:PORT`, or `[HOST]:PORT` for IPv6."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise LaunchError(f"address {text!r}: must be HOST:PORT")
+    if (":" in host) != bracketed or not host.isprintable() or " " in host:
+        raise LaunchError(f"address {text!r}: must be HOST:PORT, IPv6 in brackets")
+    return host, int(port)
+
+
+def show(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
+        )
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LaunchError(f"listen {show(host, port)}: {reason}; choose another --listen") from None
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Notice within about a minute that the other machine is gone."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000)
+
+
+class _Tap:
+    """A context whose handshakes leave their last words in `alert` when they fail."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        self.alert = b""
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **options: Any) -> ssl.SSLObject:
+        tls: Any = self._context.wrap_bio(incoming, outgoing, **options)
+        shake = tls.do_handshake
+
+        def do_handshake() -> None:
+            try:
+                shake()
+            except (ssl.SSLWantReadError, ssl.SSLSyscallError):
+                raise
+            except ssl.SSLError:
+                self.alert = outgoing.read()
+                raise
+
+        tls.do_handshake = do_handshake
+        return cast(ssl.SSLObject, tls)
+
+
+async def accept_tls(sock: socket.socket, context: ssl.SSLContext) -> Stream:
+    """The server's side of a handshake on an accepted socket; a caller that is refused is told why."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(CHUNK, loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    tap: Any = _Tap(context)
+    with sock.dup() as twin:
+        twin.setblocking(False)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, sock, ssl=tap, ssl_handshake_timeout=HANDSHAKE, ssl_shutdown_timeout=GOODBYE
+            )
+        except ssl.SSLError:
+            # asyncio drops the alert, and closing on unread data would overtake it.
+            with suppress(OSError):
+                async with asyncio.timeout(GOODBYE):
+                    await loop.sock_sendall(twin, tap.alert)
+                    twin.shutdown(socket.SHUT_WR)
+                    while await loop.sock_recv(twin, CHUNK):
+                        pass
+            raise
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    """Say goodbye (a peer takes an end without it for an attack), but do not wait for long."""
+    writer.close()
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(2 * GOODBYE):
+            await writer.wait_closed()
+    writer.transport.abort()
+
+
+async def accept(listener: socket.socket, handle: Handle, log: Log) -> None:
+    """A task for each connection, until cancelled; then they are too."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def ended(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log("failed", reason=f"connection: {type(error).__name__}: {error}")
+
+    listener.setblocking(False)
+    log("listening", address=show(*listener.getsockname()[:2]))
+    try:
+        while True:
+            try:
+                sock, peer = await loop.sock_accept(listener)
+            except OSError:  # out of file descriptors, or gone before it was accepted
+                await asyncio.sleep(0.1)
+                continue
+            keep_alive(sock)
+            task = loop.create_task(handle(sock, str(peer[0])))
+            tasks.add(task)
+            task.add_done_callback(ended)
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
+    """Accept until SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    accepting = loop.create_task(accept(listener, handle, log))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, accepting.cancel)
+    with suppress(asyncio.CancelledError):
+        await accepting
+    log("stopped")
+
+
+def run(role: str, main: Callable[[Log], Coroutine[Any, Any, None]]) -> int:
+    """Run a program; the exit code."""
+    log = Log(role)
+    try:
+        asyncio.run(main(log))
+    except FederationError as error:
+        log("error", reason=str(error))
+        return 2
+    return 0

@@ -1,0 +1,400 @@
+"""The federation's certificate authority: one persistent root that signs every party's identity, and unsigns it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import fcntl
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fl_privacy.errors import LaunchError, ProtocolError
+from fl_privacy.identity.keyring import Identity, Keyring, load_crl
+
+ROOT_DAYS = 3650
+LEAF_DAYS = 90
+_SKEW = dt.timedelta(minutes=5)
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, never for a moment otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        os.fchmod(handle, 0o600)
+        file.write(data)
+
+
+def write_public(path: Path, data: bytes) -> None:
+    """Put a file in place as a whole: who reads it meanwhile gets the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        fresh.write_bytes(data)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def fingerprint(key: object) -> str:
+    """Of a public key, to be compared over another way than the file came."""
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return "sha256:" + hashlib.sha256(encoded).hexdigest()
+
+
+def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        return _key_in(path)
+    except ValueError as error:
+        raise LaunchError(f"key {path}: {error}; restore it, or remove it to have a new one made") from None
+
+
+def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
+    """ValueError for whatever is no key of ours: roles start unattended, so one with a password is none."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except TypeError:
+        raise ValueError("has a password, and must have none") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("not a private key in PEM") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("not an elliptic-curve key")
+    return key
+
+
+def _certificate_in(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise ValueError("not a certificate in PEM") from None
+
+
+def load_certificate(path: Path) -> x509.Certificate:
+    try:
+        return _certificate_in(path)
+    except ValueError as error:
+        raise LaunchError(f"certificate {path}: {error}; restore it, or remove it and ask anew") from None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One certificate that the authority signed: whose, for which key, from when until when."""
+
+    identity: str
+    serial: str
+    since: str
+    until: str
+    key: str
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> int:
+        return int(self.serial, 16)
+
+    @property
+    def expired(self) -> bool:
+        return dt.datetime.fromisoformat(self.until) < dt.datetime.now(dt.UTC)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The root key and certificate, in a folder of the federation's operator."""
+
+    folder: Path
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @classmethod
+    def create(cls, folder: Path, federation: str = "") -> Authority:
+        """A new authority where there is none; with `federation` it signs for that one alone."""
+        from fl_privacy.config import NAME  # takes 14 MB, which gate and relay need not spend
+
+        if federation and not re.fullmatch(NAME, federation):
+            raise LaunchError(
+                f"federation: {federation!r} is no name of one; use small letters, digits and hyphens, at most 63"
+            )
+        key_file, certificate_file = folder / "ca.key", folder / "ca.pem"
+        if key_file.exists() or certificate_file.exists():
+            raise LaunchError(f"authority {folder}: is there already; choose another folder to make a new one")
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fl-privacy authority")])
+        certificate = (
+            _builder(name, name, key.public_key(), ROOT_DAYS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(certificates=True), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        write_secret(key_file, pem(key))
+        if federation:
+            write_public(folder / "federation", federation.encode())
+        write_public(certificate_file, certificate.public_bytes(serialization.Encoding.PEM))
+        return cls(folder, key, certificate)
+
+    @classmethod
+    def load(cls, folder: Path) -> Authority:
+        """The authority that is in `folder`."""
+        key_file, certificate_file = folder / "ca.key", folder / "ca.pem"
+        if not key_file.exists() and not certificate_file.exists():
+            raise LaunchError(f"authority {folder}: there is none; make it with `fl-privacy pki init {folder}`")
+        try:
+            key = _key_in(key_file)
+        except (OSError, ValueError) as error:
+            raise _broken(key_file, error) from None
+        try:
+            certificate = _certificate_in(certificate_file)
+        except (OSError, ValueError) as error:
+            raise _broken(certificate_file, error) from None
+        if certificate.public_key() != key.public_key():
+            raise LaunchError(f"authority {folder}: ca.key is not the key of ca.pem; restore the two from one backup")
+        return cls(folder, key, certificate)
+
+    @classmethod
+    def open(cls, folder: Path) -> Authority:
+        """The authority in `folder`, made on first use and the same ever after."""
+        there = (folder / "ca.key").exists() or (folder / "ca.pem").exists()
+        return cls.load(folder) if there else cls.create(folder)
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def federation(self) -> str:
+        """The one federation it signs for; empty: any."""
+        file = self.folder / "federation"
+        return file.read_text(errors="replace").strip() if file.exists() else ""
+
+    @property
+    def revoked_file(self) -> Path:
+        return self.folder / "revoked.pem"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One command at a time changes what this authority has signed."""
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def issue(self, identity: Identity, folder: Path, hosts: Sequence[str] = (), days: int | None = None) -> Keyring:
+        """A fresh key and certificate for a party, in its own folder; `hosts` are what it will be dialled by."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self.certify(identity, key.public_key(), hosts, days)
+        keys = Keyring(folder)
+        write_secret(keys.key_file, pem(key))
+        write_public(keys.certificate_file, certificate.public_bytes(serialization.Encoding.PEM))
+        write_public(keys.authority_file, self.pem)
+        return keys
+
+    def keep(self, identity: Identity, folder: Path, hosts: Sequence[str] = ()) -> None:
+        """A party's certificate, made if there is none and made anew in its last third or if it does not fit.
+
+        The key stays, for what it signed is checked against it. A revoked party is not let back in.
+        """
+        keys = Keyring(folder)
+        if self.has_revoked(keys):
+            return
+        try:
+            made, key = _certificate_in(keys.certificate_file), _key_in(keys.key_file)
+            whole = made.public_key() == key.public_key()
+        except (FileNotFoundError, ValueError):
+            whole = False
+        if not whole:
+            self.issue(identity, folder, hosts)
+        elif not self._fits(made, identity, hosts):
+            fresh = self.certify(identity, key.public_key(), hosts)
+            write_public(keys.authority_file, self.pem)
+            write_public(keys.certificate_file, fresh.public_bytes(serialization.Encoding.PEM))
+
+    def has_revoked(self, keys: Keyring) -> bool:
+        """Whether the certificate in that folder was revoked; one that is not there was not."""
+        try:
+            return _certificate_in(keys.certificate_file).serial_number in self.revoked()
+        except (FileNotFoundError, ValueError):
+            return False
+
+    def _fits(self, made: x509.Certificate, identity: Identity, hosts: Sequence[str]) -> bool:
+        """Whether a certificate is ours, for this party and these hosts, with a third of its time to go."""
+        start, end = made.not_valid_before_utc, made.not_valid_after_utc
+        try:
+            made.verify_directly_issued_by(self.certificate)
+            names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            same = Identity.of(made) == identity and set(names) == set(alternative_names(identity, hosts))
+        except (ValueError, TypeError, InvalidSignature, ProtocolError, x509.ExtensionNotFound):
+            return False
+        return same and dt.datetime.now(dt.UTC) < end - (end - start) / 3
+
+    def certify(
+        self, identity: Identity, key: ec.EllipticCurvePublicKey, hosts: Sequence[str] = (), days: int | None = None
+    ) -> x509.Certificate:
+        """A certificate for a party's own key, on record before anybody has it."""
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name)])
+        # A process that both serves and dials needs both usages.
+        usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        certificate = (
+            _builder(subject, self.certificate.subject, key, LEAF_DAYS if days is None else days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(alternative_names(identity, hosts), critical=False)
+            .add_extension(usages, critical=False)
+            .add_extension(_usage(certificates=False), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        record = Record(
+            identity.uri,
+            f"{certificate.serial_number:x}",
+            certificate.not_valid_before_utc.isoformat(),
+            certificate.not_valid_after_utc.isoformat(),
+            fingerprint(key),
+            tuple(hosts),
+        )
+        write_public(self.folder / "issued" / f"{record.serial}.json", json.dumps(asdict(record)).encode())
+        return certificate
+
+    def records(self) -> list[Record]:
+        """All that was ever signed, by identity and date."""
+        found = []
+        for file in (self.folder / "issued").glob("*.json"):
+            try:
+                values = json.loads(file.read_bytes())
+                found.append(Record(**{**values, "hosts": tuple(values["hosts"])}))
+            except (ValueError, TypeError, KeyError) as error:
+                raise LaunchError(f"authority record {file}: {error}; restore it from a backup") from None
+        return sorted(found, key=lambda record: (record.identity, record.since, record.serial))
+
+    def revoked(self) -> frozenset[int]:
+        """Serial numbers of the revoked certificates."""
+        crl = self._crl()
+        return frozenset() if crl is None else frozenset(entry.serial_number for entry in crl)
+
+    def revocations(self) -> bytes | None:
+        """The newest list of them, if there ever was one, for those who must know."""
+        crl = self._crl()
+        return None if crl is None else crl.public_bytes(serialization.Encoding.PEM)
+
+    def revoke(self, identity: str) -> list[Record]:
+        """Revoke every certificate of an identity, also expired ones: their keys must not come back."""
+        with self.locked():
+            before, crl = self.revoked(), self._crl()
+            new = [record for record in self.records() if record.identity == identity and record.number not in before]
+            if new or crl is None:
+                write_public(self.revoked_file, self._sign_crl(crl, new).public_bytes(serialization.Encoding.PEM))
+            return new
+
+    def _crl(self) -> x509.CertificateRevocationList | None:
+        if not self.revoked_file.exists():
+            return None
+        try:
+            return load_crl(self.revoked_file.read_bytes(), self.certificate)
+        except ValueError as error:
+            raise LaunchError(f"authority {self.revoked_file}: {error}; restore it from a backup") from None
+
+    def _sign_crl(
+        self, last: x509.CertificateRevocationList | None, new: Sequence[Record]
+    ) -> x509.CertificateRevocationList:
+        # It says no date of a next one: a list stays in force until it is replaced, or the authority ends.
+        now = dt.datetime.now(dt.UTC)
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(now - _SKEW)
+            .next_update(self.certificate.not_valid_after_utc)
+            .add_extension(x509.CRLNumber(0 if last is None else crl_number(last) + 1), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+        )
+        for entry in last or ():
+            builder = builder.add_revoked_certificate(entry)
+        for record in new:
+            entry = x509.RevokedCertificateBuilder().serial_number(record.number).revocation_date(now).build()
+            builder = builder.add_revoked_certificate(entry)
+        return builder.sign(self.key, hashes.SHA256())
+
+
+def _broken(file: Path, error: OSError | ValueError) -> LaunchError:
+    why = getattr(error, "strerror", None) or error
+    return LaunchError(f"authority {file}: {why}; restore it, or remove the folder to make a new one")
+
+
+def install_crl(file: Path, data: bytes, authority: x509.Certificate) -> x509.CertificateRevocationList | None:
+    """Put revocations in place; None if newer ones are there, ValueError if they are not this authority's."""
+    crl = load_crl(data, authority)
+    try:
+        newest = crl_number(load_crl(file.read_bytes(), authority))
+    except (OSError, ValueError):
+        newest = -1
+    if crl_number(crl) < newest:
+        return None
+    write_public(file, data)
+    return crl
+
+
+def crl_number(crl: x509.CertificateRevocationList) -> int:
+    """How many lists its authority made before it."""
+    try:
+        return crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except x509.ExtensionNotFound:
+        return -1
+
+
+def alternative_names(identity: Identity, hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    """Who a party is and what it is dialled by, as its certificate and its request say it."""
+    return x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), *map(_host, hosts)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + dt.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not certificates,
+        key_cert_sign=certificates,
+        crl_sign=certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

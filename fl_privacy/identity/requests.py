@@ -1,0 +1,203 @@
+"""The two files that go between a party and its authority, and what is checked of them before they are believed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from fl_privacy.errors import LaunchError, ProtocolError
+from fl_privacy.identity.keyring import LISTENING, ROLES, Identity
+from fl_privacy.identity.pki import alternative_names, fingerprint
+from fl_privacy.reading import validated
+
+MAX_FILE = 64 * 1024
+MAX_CRL = 16 * 2**20
+MAX_SIGNED = 2 * MAX_CRL
+MAX_HOSTS = 16
+_CURVES = ("secp256r1", "secp384r1")
+_DNS = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
+)
+BROKEN = (
+    ValueError,
+    TypeError,
+    InvalidSignature,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.UnsupportedGeneralNameType,
+)
+
+Pem = Annotated[str, StringConstraints(max_length=8192)]
+Crl = Annotated[str, StringConstraints(max_length=MAX_CRL)]
+Signature = Annotated[str, StringConstraints(max_length=256)]
+Name = Annotated[str, StringConstraints(max_length=256)]
+M = TypeVar("M", bound=BaseModel)
+
+
+class Renewal(BaseModel):
+    """That who asks also holds the key of the certificate it has now."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    certificate: Pem
+    signature: Signature
+
+
+class Request(BaseModel):
+    """What a party sends to the authority; `signature` is over all of it, by the key it is for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: Literal[1] = 1
+    identity: Name
+    hosts: Annotated[tuple[Name, ...], Field(max_length=MAX_HOSTS)] = ()
+    csr: Pem
+    node: Pem | None = None
+    signature: Signature = ""
+    renewal: Renewal | None = None
+
+    @property
+    def payload(self) -> bytes:
+        return b"fl-privacy request\n" + _canonical(self, {"signature", "renewal"})
+
+
+class Signed(BaseModel):
+    """What the authority sends back; `signature` is its own, over all of it. Nothing in it is secret."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: Literal[1] = 1
+    identity: Name
+    certificate: Pem
+    ca: Pem
+    node: Pem | None = None
+    revoked: Crl | None = None
+    signature: Signature = ""
+
+    @property
+    def payload(self) -> bytes:
+        """Without a word of revocations where there are none, as files were signed before they could bring any."""
+        without = {"signature"} if self.revoked is not None else {"signature", "revoked"}
+        return b"fl-privacy signed\n" + _canonical(self, without)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was checked in itself: by its key, for an identity, about hosts and a node's key."""
+
+    source: Path
+    request: Request
+    identity: Identity
+    key: ec.EllipticCurvePublicKey
+    node: ec.EllipticCurvePublicKey | None
+
+    def describe(self) -> dict[str, Any]:
+        described = {"identity": self.identity.uri, "hosts": list(self.request.hosts), "key": fingerprint(self.key)}
+        return described if self.node is None else {**described, "node": fingerprint(self.node)}
+
+
+def check(made: Request, source: Path) -> Asked:
+    """A request in itself: well-formed, signed by the key it is for, and asking for no more than it says."""
+    where = f"request {source}"
+    identity = identity_of(made.identity, where)
+    hosts = hosts_of(identity, made.hosts, where)
+    try:
+        csr = x509.load_pem_x509_csr(made.csr.encode())
+        key = csr.public_key()
+        wanted = alternative_names(identity, hosts)
+        good = csr.is_signature_valid and [e.value for e in csr.extensions] == [wanted]
+        if not good or not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _CURVES:
+            raise ValueError
+        verify_text(key, made.signature, made.payload)
+        node = None if made.node is None else serialization.load_pem_public_key(made.node.encode())
+    except BROKEN:
+        raise LaunchError(
+            f"{where}: its signing request is broken, or not for {identity.uri} and its hosts; "
+            "have it made anew with `fl-privacy pki request`"
+        ) from None
+    if (identity.role == "site") != (node is not None):
+        raise LaunchError(f"{where}: a site, and only a site, sends its node's key; have it made anew")
+    if node is not None and not (isinstance(node, ec.EllipticCurvePublicKey) and node.curve.name == "secp384r1"):
+        raise LaunchError(f"{where}: its node's key is not of P-384; have it made anew")
+    return Asked(source, made, identity, key, node)
+
+
+def identity_of(uri: str, where: str) -> Identity:
+    try:
+        identity = Identity.parse(uri)
+    except ProtocolError:
+        raise LaunchError(f"{where}: {uri[:80]!r} is no identity; roles are {', '.join(ROLES)}") from None
+    if max(len(identity.name), len(identity.federation)) > 63:
+        raise LaunchError(f"{where}: a name has at most 63 characters")
+    return identity
+
+
+def hosts_of(identity: Identity, hosts: Sequence[object], where: str) -> tuple[str, ...]:
+    """Names and addresses as they are; a party that does not listen has none."""
+    if hosts and identity.role not in LISTENING:
+        raise LaunchError(f"{where}: a {identity.role} is never dialled; remove its hosts")
+    if len(hosts) > MAX_HOSTS:
+        raise LaunchError(f"{where}: {len(hosts)} hosts; name at most {MAX_HOSTS}")
+    for host in hosts:
+        if not isinstance(host, str) or not (_DNS.fullmatch(host) or _is_address(host)):
+            raise LaunchError(f"{where}: host {str(host)[:80]!r} is no name or address")
+    return tuple(str(host) for host in hosts)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        # An address with a zone is good on one machine only, and no certificate can hold it.
+        return "%" not in host and bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
+def _canonical(model: BaseModel, without: set[str]) -> bytes:
+    return json.dumps(model.model_dump(mode="json", exclude=without), sort_keys=True).encode()
+
+
+def sign_text(key: ec.EllipticCurvePrivateKey, payload: bytes) -> str:
+    return base64.b64encode(key.sign(payload, ec.ECDSA(hashes.SHA256()))).decode()
+
+
+def verify_text(key: object, signature: str, payload: bytes) -> None:
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("not an elliptic-curve key")
+    try:
+        key.verify(base64.b64decode(signature, validate=True), payload, ec.ECDSA(hashes.SHA256()))
+    except binascii.Error:
+        raise ValueError("not base64") from None
+
+
+def read(model: type[M], path: Path, what: str, limit: int = MAX_FILE) -> M:
+    data = bounded(path, limit, what)
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        raise LaunchError(f"{what} {path}: not JSON; have it made anew") from None
+    if not isinstance(values, dict):
+        raise LaunchError(f"{what} {path}: not a {what}; have it made anew")
+    return validated(model, values, f"{what} {path}")
+
+
+def bounded(path: Path, limit: int, what: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise LaunchError(f"{what} {path}: cannot be read ({error.strerror})") from None
+    if len(data) > limit:
+        raise LaunchError(f"{what} {path}: larger than {limit} bytes; it is not what it should be")
+    return data

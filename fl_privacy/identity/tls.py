@@ -1,0 +1,152 @@
+"""TLS of the gate and the relay: contexts that follow the files on disk, and who the peer is."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import ipaddress
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fl_privacy.errors import LaunchError
+from fl_privacy.identity import pki
+from fl_privacy.identity.keyring import Identity, Keyring
+
+T = TypeVar("T")
+LOCAL_DAYS = 3650
+HANDSHAKE = 10.0
+GOODBYE = 2.0
+
+
+class Watched(Generic[T]):
+    """Something made of files, made anew when one of them has changed; while they do not fit, the old one stays."""
+
+    def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
+        self._files, self._make = files, make
+        self._stamp = stamp(files)
+        self._made = self._try()
+
+    def get(self) -> T:
+        found = stamp(self._files)
+        if found != self._stamp:
+            try:
+                self._made = self._try()
+            except LaunchError:
+                return self._made
+            self._stamp = found
+        return self._made
+
+    def _try(self) -> T:
+        try:
+            return self._make()
+        except (OSError, ValueError) as error:
+            names = ", ".join(str(path) for path in self._files)
+            raise LaunchError(f"certificates {names}: {error}; they must be readable and belong together") from None
+
+
+def stamp(files: Sequence[Path]) -> tuple[tuple[int, int, int], ...]:
+    """Differs when a file was written or replaced; a missing file has one too."""
+    return tuple(_stamp(path) for path in files)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def server_context(certificate: Path, key: Path, authority: Path | None = None) -> ssl.SSLContext:
+    """For who is dialled; with `authority`, callers must show a certificate of it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # A resumed session would not be checked again.
+    context.num_tickets = 0
+    context.load_cert_chain(certificate, key, password="")
+    if authority is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(authority)
+    return context
+
+
+def client_context(authority: Path, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
+    """For who dials: the other's certificate must be of `authority` and of the name that was dialled."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(authority)
+    if certificate is not None:
+        context.load_cert_chain(certificate, key, password="")
+    return context
+
+
+def files(keys: Keyring) -> tuple[Path, Path, Path]:
+    return keys.certificate_file, keys.key_file, keys.authority_file
+
+
+def own_identity(keys: Keyring) -> Identity:
+    try:
+        return Identity.of(x509.load_pem_x509_certificate(keys.certificate_file.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"certificates: {keys.certificate_file}: {error}; check --keys") from None
+
+
+def peer_certificate(writer: asyncio.StreamWriter) -> x509.Certificate:
+    return x509.load_der_x509_certificate(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+
+
+@dataclass(frozen=True)
+class LocalKeys:
+    """A self-signed certificate for this machine's loopback and its key, in a folder."""
+
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def open(cls, folder: Path, name: str) -> LocalKeys:
+        """Those in `folder`, made on first use: who trusted them before a restart still does after it."""
+        keys = cls(folder / f"{name}.pem", folder / f"{name}.key")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not keys._usable():
+                keys._make()
+        except OSError as error:
+            raise LaunchError(f"{folder}: {error.strerror or error}; choose a folder that can be written") from None
+        return keys
+
+    def _usable(self) -> bool:
+        try:
+            server_context(self.certificate, self.key)
+            ends = x509.load_pem_x509_certificate(self.certificate.read_bytes()).not_valid_after_utc
+        except (OSError, ValueError):
+            return False
+        return ends > dt.datetime.now(dt.UTC) + dt.timedelta(days=LOCAL_DAYS // 2)
+
+    def _make(self) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+        now = dt.datetime.now(dt.UTC)
+        hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            # A clock that is set right after the start must not make it invalid.
+            .not_valid_before(now - dt.timedelta(days=LOCAL_DAYS))
+            .not_valid_after(now + dt.timedelta(days=LOCAL_DAYS))
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        pki.write_secret(self.key, pki.pem(key))
+        pki.write_public(self.certificate, certificate.public_bytes(serialization.Encoding.PEM))

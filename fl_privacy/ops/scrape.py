@@ -1,0 +1,203 @@
+"""What a Prometheus scraper is told: totals and times, with labels of a known set, and nothing of who sent what."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from typing import Any
+
+from fl_privacy.errors import LaunchError
+from fl_privacy.ops.metrics import LOCAL, Metrics
+
+LOOPBACK = "127.0.0.1"
+SLOTS = 8  # scrapes at a time
+PATIENCE = 10.0  # seconds that one may take
+BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
+OTHER = "other"
+# fmt: off
+CODES = frozenset((
+    LOCAL, "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+))
+FIELDS = frozenset((
+    "aggregator", "attempt", "budget", "certificate", "charge", "cohort", "data", "deadline", "digest", "dtype",
+    "evaluator", "floor", "layers", "layout", "ledger", "length", "mixing", "model", "policy", "quorum", "round", "run",
+    "seed", "server", "settle", "shuffler", "site", "sites", "state", "stream", "superlink", "superseded", "ticket",
+    "tier", "training",
+    # at the gate: what a caller was refused for
+    "connections", "early", "expired", "foreign", "handshake", "request", "revoked", "role",
+))
+OUTCOMES = {
+    "site": ("uploaded", "not-sent", "failed"),
+    "server": ("released", "failed"),
+    "shuffler": ("released", "failed"),
+    "aggregator": ("released", "failed"),
+    "evaluator": ("evaluated", "failed"),
+}
+# fmt: on
+
+
+class Prometheus(Metrics):
+    """Counts in a registry of its own: nothing of the process but what is listed here."""
+
+    def __init__(self, role: str, name: str) -> None:
+        import prometheus_client as client
+
+        client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = client.CollectorRegistry()
+        self._latest = client.generate_latest
+        here: Any = {"registry": self.registry, "namespace": "fl_privacy"}
+        info = client.Gauge("build_info", "Version and role of this process", ("role", "name", "version"), **here)
+        info.labels(role, name, version("fl-privacy")).set(1)
+        self._rounds = client.Counter("rounds", "Attempts at rounds, by how they ended", ("outcome",), **here)
+        for outcome in OUTCOMES.get(role, ()):
+            self._rounds.labels(outcome)
+        self._bytes = client.Counter("bytes", "Bytes of models and updates", ("direction",), **here)
+        for direction in ("in", "out"):
+            self._bytes.labels(direction)
+        self._seconds = client.Histogram("phase_seconds", "Time spent, by phase", ("phase",), buckets=BUCKETS, **here)
+        self._rejects = client.Counter("rejects", "Requests turned away", ("code", "field"), **here)
+        self._open: Any = None
+        if role in ("shuffler", "aggregator", "server"):
+            self._open = client.Gauge("open_rounds", "Attempts at rounds that are open", **here)
+        self._connections: tuple[Any, Any] | None = None
+        if role == "superlink":
+            self._connections = (
+                client.Gauge("open_connections", "Connections that are open", **here),
+                client.Counter("connections", "Connections that were let in", **here),
+            )
+        self._budget: tuple[Any, Any] | None = None
+        if role == "site":
+            self._budget = (
+                client.Gauge("epsilon_spent", "Privacy budget spent over all runs", **here),
+                client.Gauge("epsilon_left", "Privacy budget left under the site's policy", **here),
+            )
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return self._latest(self.registry)
+
+    def ended(self, outcome: str) -> None:
+        self._rounds.labels(outcome).inc()
+
+    def opened(self, change: int) -> None:
+        self._open.inc(change)
+
+    def connected(self, change: int) -> None:
+        assert self._connections is not None
+        self._connections[0].inc(change)
+        if change > 0:
+            self._connections[1].inc(change)
+
+    def moved(self, direction: str, count: int) -> None:
+        self._bytes.labels(direction).inc(count)
+
+    def seconds(self, phase: str, seconds: float) -> None:
+        self._seconds.labels(phase).observe(seconds)
+
+    def reject(self, code: str, reason: str) -> None:
+        self._rejects.labels(code if code in CODES else OTHER, field_of(reason)).inc()
+
+    def budget(self, spent: float, left: float) -> None:
+        assert self._budget is not None
+        self._budget[0].set(spent)
+        self._budget[1].set(left)
+
+
+def field_of(reason: str) -> str:
+    """The word a reason begins with, if it is one of ours: a peer's text never becomes a label."""
+    word = re.match(r"[a-z]+", reason)
+    return word[0] if word and word[0] in FIELDS else OTHER
+
+
+def listen(role: str, name: str, address: str) -> tuple[Metrics, str]:
+    """Serve metrics until the process ends; returns them and the address with its port."""
+    host, port = _address(address)
+    metrics = Prometheus(role, name)
+    try:
+        listener = _Listener((host, port), metrics)
+    except (OSError, OverflowError):
+        raise LaunchError(
+            f"metrics {address}: the address is taken or not ours; choose another port (`metrics` in kit.yaml)"
+        ) from None
+    threading.Thread(target=listener.serve_forever, name="metrics", daemon=True).start()
+    return metrics, f"{f'[{host}]' if ':' in host else host}:{listener.server_address[1]}"
+
+
+def _address(text: str) -> tuple[str, int]:
+    """`host:port`; a port alone is one on the loopback interface."""
+    host, _, port = text.rpartition(":")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise LaunchError(f"metrics {text}: not host:port; use {LOOPBACK}:9464")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+class _Listener(ThreadingHTTPServer):
+    """A few scrapes at a time, each cut off after a while."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], metrics: Prometheus) -> None:
+        self.metrics = metrics
+        self._slots = threading.BoundedSemaphore(SLOTS)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Scrape)
+
+    def server_bind(self) -> None:
+        """Without the look-up of our own name that the base class does."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        cut = threading.Timer(PATIENCE, _cut, (request,))
+        cut.daemon = True
+        cut.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            cut.cancel()
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A scraper that goes away is not worth a word."""
+
+
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Scrape(BaseHTTPRequestHandler):
+    """GET /metrics, and nothing else."""
+
+    server: _Listener
+    server_version, sys_version = "fl-privacy", ""
+    timeout = PATIENCE
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != "/metrics":
+            self.send_error(404)
+            return
+        body = self.server.metrics.text()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no events."""

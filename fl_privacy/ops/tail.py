@@ -1,0 +1,40 @@
+"""Reading the event log of a process while it grows."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Tail:
+    """The JSON lines of a growing log, among whatever else it holds; each is given once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def poll(self) -> list[dict[str, Any]]:
+        """The events since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._offset:
+                self._offset = 0  # it was put aside
+            file.seek(self._offset)
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        return [event for line in data[:whole].splitlines() if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    start = line.find(b'{"time":')
+    if start < 0:
+        return None
+    try:
+        event = json.loads(line[start:])
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None

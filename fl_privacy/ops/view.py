@@ -1,0 +1,102 @@
+"""The live terminal view of a run: round, phase, sites answered, accuracy, bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from fl_privacy.ops.tail import Tail
+
+
+def score(row: Mapping[str, Any]) -> str:
+    """How good a round's model is: accuracy, or the RMSE of a forecast."""
+    return f"rmse {row['rmse']:.4f}" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.4f}"
+
+
+class State:
+    """What the logs on this machine say so far."""
+
+    def __init__(self, rounds: int, cohort: int) -> None:
+        self.rounds, self.cohort = rounds, cohort
+        self.round, self.phase, self.answered, self.bytes = 0, "starting", 0, 0
+        self.score = ""
+        self.history: list[dict[str, Any]] = []
+
+    def take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "accepted":
+            self.answered, self.phase = int(event["count"]), "collecting"
+        elif event["role"] != "server":
+            return
+        elif kind == "waiting":
+            self.phase = f"waiting for sites: {event.get('present', 0)} of {event.get('sites')} are there"
+        elif kind == "round":
+            self.round, self.answered, self.phase = int(event["round"]), 0, "training"
+        elif kind == "attempt-failed":
+            self.phase = f"trying again: {event['reason']}"
+        elif kind == "evaluated":
+            self.history.append(event)
+            self.score, self.bytes = score(event), self.bytes + int(event["bytes"])
+            self.answered = int(event["updates"])
+        elif kind in ("completed", "failed"):
+            self.phase = kind
+
+
+class View:
+    """On a terminal one live line; elsewhere a line a round."""
+
+    def __init__(self, rounds: int, cohort: int, console: Console) -> None:
+        self.state = State(rounds, cohort)
+        self._console = console
+        self._tails: list[Tail] | None = None
+        self._printed = 0
+        self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
+        self._bar = Progress(TextColumn("round {task.completed}/{task.total}"), BarColumn(24))
+        self._task = self._bar.add_task("", total=rounds)
+        self._phase = ""
+        self._began = time.monotonic()
+
+    def __enter__(self) -> View:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, run_dir: Path) -> None:
+        if self._tails is None:
+            names = ("server", "shuffler", "aggregator-0")
+            self._tails = [Tail(run_dir / "logs" / f"{name}.log") for name in names]
+        for tail in self._tails:
+            for event in tail.poll():
+                self.state.take(event)
+        if self._live:
+            self._bar.update(self._task, completed=len([m for m in self.state.history if m["round"]]))
+            self._live.update(self._line())
+        self._print_rounds()
+
+    def _line(self) -> Table:
+        state, line = self.state, Table.grid(padding=(0, 2))
+        answered = f"{state.answered}/{state.cohort} sites"
+        line.add_row(self._bar, state.phase, answered, state.score, f"{state.bytes / 1e6:.1f} MB received")
+        return line
+
+    def _print_rounds(self) -> None:
+        for event in self.state.history[self._printed :]:
+            text = f"round {event['round']:>3}  {score(event)}  loss {event['loss']:.4f}"
+            if event["round"]:
+                text += f"  {event['updates']} updates  {event['seconds']:.2f} s"
+            self._console.print(text, highlight=False)
+        self._printed = len(self.state.history)
+        if not self._live and self.state.phase != self._phase and not self.state.history:
+            self._phase = self.state.phase
+            self._console.print(f"{time.monotonic() - self._began:5.1f} s  {self._phase}", highlight=False)

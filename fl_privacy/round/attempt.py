@@ -1,0 +1,76 @@
+"""What a middleware holds of a run: the attempt that is open, the model it starts from, who has come."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.round.machine import Phase, Round
+from fl_privacy.round.rows import Rows
+
+
+@dataclass
+class Attempt:
+    """One attempt at a round and the updates in it."""
+
+    round: Round
+    rows: Rows | None
+    layers: tuple[int, ...] = ()
+    invited: frozenset[str] = frozenset()
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    streams: dict[str, asyncio.Timeout] = field(default_factory=dict)
+    settling: asyncio.Task[None] | None = None
+    delivered: bool = False
+    first_at: float | None = None
+    taken: int = 0  # bytes
+    given: int = 0
+
+    def notice(self) -> None:
+        """If the end has come: wake whoever waits for it, end the streams, and forget what will not be released."""
+        if not self.round.is_over:
+            return
+        self.over.set()
+        for client in list(self.streams):
+            self.cut(client)
+        if self.round.phase is Phase.FAILED:
+            self.forget()
+
+    def forget(self) -> None:
+        """Let the updates go."""
+        self.rows = None
+        self.gone.set()
+
+    def awaits(self, site: str) -> bool:
+        """Whether the site may still take part."""
+        return site in self.invited and not self.round.is_over
+
+    def fail(self, reason: str) -> None:
+        self.round.fail(reason)
+        self.notice()
+
+    def cut(self, client: str) -> None:
+        """End the client's stream: one that hangs would hold the round's memory."""
+        if client in self.streams:
+            self.streams.pop(client).reschedule(asyncio.get_running_loop().time())
+
+
+@dataclass
+class RunState:
+    """One run as this middleware sees it."""
+
+    name: str
+    attempt: Attempt | None = None
+    model: NDArray[np.float32] | None = None
+    model_digest: bytes = b""
+    version: int = 0
+    finished: bool = False
+    joined: set[str] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def notify(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
