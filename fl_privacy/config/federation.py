@@ -115,6 +115,10 @@ class ServerRoute(Model):
 
     kind: Literal["server"] = "server"
 
+    def parties(self) -> list[tuple[str, str]]:
+        """Role and name of every process that this route adds to SuperLink, server and sites."""
+        return []
+
 
 class ShufflerRoute(Model):
     """Updates go to the shuffler, which hands the server a mixture."""
@@ -128,6 +132,10 @@ class ShufflerRoute(Model):
     )
     label: Literal["min", "mean"] = Field("min", description="the epsilon of a merged bucket")
 
+    def parties(self) -> list[tuple[str, str]]:
+        """The shuffler alone."""
+        return [("shuffler", "shuffler")]
+
 
 class ShardsRoute(Model):
     """Updates are cut into shards over several aggregators; the server sees none."""
@@ -135,6 +143,10 @@ class ShardsRoute(Model):
     kind: Literal["shards"] = "shards"
     aggregators: int = Field(3, ge=2, le=255)
     n_min: int = Field(2, ge=2, description="fewest updates that may be averaged together")
+
+    def parties(self) -> list[tuple[str, str]]:
+        """The aggregators in order of their shards, and the evaluator."""
+        return [*(("aggregator", f"aggregator-{k}") for k in range(self.aggregators)), ("evaluator", "evaluator")]
 
 
 class Weighted(Model):
