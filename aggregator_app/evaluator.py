@@ -18,10 +18,12 @@ from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.shard import masks
 from fl_privacy.tasks.workload import Workload
+from fl_privacy.transcript import ViewWriter
 from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
 
 CALL = 60.0
+ATTEMPT = "evaluated"  # a model is that of a whole round, whichever attempt gave it
 
 
 class Evaluator:
@@ -30,10 +32,17 @@ class Evaluator:
     log = Log("evaluator")
     metrics = OFF
 
-    def __init__(self, federation: Federation, keys: Keyring, aggregators: list[str], data_dir: Path | None) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        keys: Keyring,
+        aggregators: list[str],
+        data_dir: Path | None,
+        recorder: ViewWriter | None = None,
+    ) -> None:
         if not isinstance(federation.route, ShardsRoute) or federation.route.aggregators != len(aggregators):
             raise ConfigError(f"aggregators: {len(aggregators)} addresses do not fit route {federation.route}")
-        self._federation = federation
+        self._federation, self._recorder = federation, recorder
         self._work = Workload(federation, data_dir)
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in aggregators]
         self._owners = masks.owners(self._work.layout.size, len(aggregators), federation.seed)
@@ -56,6 +65,8 @@ class Evaluator:
         except grpc.RpcError as error:
             self.metrics.ended("failed")
             raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
+        if self._recorder is not None:
+            self._recorder.record(request.round, ATTEMPT, {"model": model})
         with self.metrics.phase("evaluating"):
             metrics = self._work.evaluate(model)
         self.metrics.ended("evaluated")
@@ -91,7 +102,8 @@ def main() -> int:
     log = Log("evaluator")
 
     def make(federation: Federation) -> Evaluator:
-        return Evaluator(federation, Keyring(options.keys), options.aggregators, options.data_dir)
+        recorder = process.recorder(options, federation, "evaluator")
+        return Evaluator(federation, Keyring(options.keys), options.aggregators, options.data_dir, recorder)
 
     return process.run("fl_privacy.wire.Evaluator", make, options, log)
 

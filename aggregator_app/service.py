@@ -20,6 +20,7 @@ from fl_privacy.round.machine import RoundSpec
 from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
 from fl_privacy.transcript import ViewWriter
+from fl_privacy.transcript.events import rows_of
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import header_of
 
@@ -110,8 +111,7 @@ class Aggregator(Middleware):
     ) -> tuple[Array, dict[str, NDArray[Any]]]:
         matrix, tiers = rows.gather(clients)
         if self.recorder is not None:
-            events = [{"name": name, "row": row} for row, name in enumerate(clients)]
-            self.recorder.record(spec.round, spec.attempt, {"updates": matrix}, tiers, events)
+            self.recorder.record(spec.round, spec.attempt, {"updates": matrix}, tiers, rows_of(clients))
         rule = optimiser.make(**self.federation.combine.model_dump(exclude={"mu", "weights"}))
         rule.restore(self._store.load(spec.run, spec.round - 1)[1])
         shard = rule.step(model, mean.weighted(matrix, exact=self.federation.reproducible))

@@ -21,6 +21,7 @@ from fl_privacy.ops.metrics import serve as serve_metrics
 from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
+from fl_privacy.transcript.events import Invited
 from fl_privacy.wire import rpc
 
 from .evaluation import Local, Remote
@@ -167,8 +168,8 @@ class Coordinator:
         """Exactly what this server saw, and the model it held."""
         arrays = {"model": self.model, "updates": outcome.updates}
         held = {name: array for name, array in arrays.items() if array is not None}
-        invited = [{"kind": "invited", "name": name} for name in sorted(ask.cohort)]
-        self.view.record(ask.round, ask.attempt, held, outcome.tiers, invited + outcome.receipts)
+        invited = [Invited(name=name) for name in sorted(ask.cohort)]
+        self.view.record(ask.round, ask.attempt, held, outcome.tiers, [*invited, *outcome.receipts])
 
     def _evaluate(self, round: int, outcome: Outcome, seconds: float) -> None:
         with self.metrics.phase("evaluate"):

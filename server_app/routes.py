@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fl_privacy.config import Federation
 from fl_privacy.shard import masks
+from fl_privacy.transcript.events import Event, Receipt, rows_of
 from fl_privacy.vector import Layout
 from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
@@ -50,7 +51,7 @@ class Outcome:
     count: int
     updates: Vector | None = None
     tiers: list[str] = field(default_factory=list)
-    receipts: list[dict[str, Any]] = field(default_factory=list)
+    receipts: list[Event] = field(default_factory=list)
     received: int = 0
 
 
@@ -85,7 +86,7 @@ class ThroughServer:
         until, updates, receipts, failed = time.monotonic() + self._federation.deadline, {}, [], 0
         while len(updates) + failed < len(ask.cohort) and time.monotonic() < until:
             for site, status, reply in self._nodes.receipts():
-                receipts.append({"kind": "receipt", "name": site, "status": status, "time": time.time()})
+                receipts.append(Receipt(name=site, status=status, time=time.time()))
                 update = _update_of(reply, model.size) if status == "done" else None
                 if update is None:
                     failed += 1
@@ -96,7 +97,7 @@ class ThroughServer:
             raise RoundFailed(f"{len(updates)} of {len(ask.cohort)} updates came, {self._federation.quorum} are needed")
         names = sorted(updates)
         matrix = np.stack([updates[name] for name in names])
-        receipts += [{"kind": "row", "name": name, "row": row} for row, name in enumerate(names)]
+        receipts += rows_of(names)
         tiers = [self._federation.site(name).tier for name in names]
         return Outcome(len(names), matrix, tiers, receipts, matrix.nbytes)
 
@@ -141,7 +142,7 @@ class _ByMiddleware:
             sites=ask.cohort,
         )
 
-    def _collect(self, ask: Ask) -> tuple[list[client.Release], list[dict[str, Any]]]:
+    def _collect(self, ask: Ask) -> tuple[list[client.Release], list[Event]]:
         if ask.invite:
             self._refusals.clear()
             self._nodes.send(ask.cohort, _ticket(self._federation, ask))
@@ -149,7 +150,7 @@ class _ByMiddleware:
         timeout = self._federation.deadline + CALL
         calls = [stub.collect(request, timeout=timeout) for stub in self._stubs]
         futures = [self._pool.submit(client.collect, call) for call in calls]
-        receipts: list[dict[str, Any]] = []
+        receipts: list[Event] = []
         try:
             # With one of several aggregators gone the others would wait for the deadline.
             while wait(futures, RECEIPT_POLL, FIRST_EXCEPTION).not_done:
@@ -166,10 +167,10 @@ class _ByMiddleware:
             for call in calls:
                 call.cancel()
 
-    def _receipts(self) -> list[dict[str, Any]]:
-        found = []
+    def _receipts(self) -> list[Event]:
+        found: list[Event] = []
         for site, status, _ in self._nodes.receipts():
-            found.append({"kind": "receipt", "name": site, "status": status, "time": time.time()})
+            found.append(Receipt(name=site, status=status, time=time.time()))
             if status != "done":
                 self._refusals.add(site)
         return found

@@ -15,6 +15,7 @@ from fl_privacy.shuffle import Matrix
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp
 from fl_privacy.shuffle.mixing import Group, groups
 from fl_privacy.transcript import ViewWriter
+from fl_privacy.transcript.events import Mixing, rows_of
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.buffers import give_back, keep_buffers
 from fl_privacy.wire.stream import chunks
@@ -45,9 +46,8 @@ class Shuffler(Middleware):
             matrix, tiers = await asyncio.to_thread(rows.gather, clients)
             job, labels = await asyncio.to_thread(self._plan, tiers, attempt)
             if self.recorder is not None:
-                events = [{"kind": "row", "name": name, "row": row} for row, name in enumerate(clients)]
                 # How they are mixed, keys and all: with it the origin of every value can be told, and only with it.
-                events.append({"kind": "mixing", "job": job.to_json()})
+                events = [*rows_of(clients), Mixing(job=job.to_json())]
                 await asyncio.to_thread(
                     self.recorder.record, spec.round, spec.attempt, {"updates": matrix}, tiers, events
                 )

@@ -106,7 +106,7 @@ def _evaluator(folder: Folder, ports: Ports) -> Iterator[Process]:
 def _middleware(folder: Folder, command: list[str]) -> Process:
     common = ["--config", str(folder.path / "federation.yaml"), "--keys", str(folder.keys.folder)]
     common += ["--listen", _listen(folder), *_observed(folder)]
-    if folder.federation.audit and folder.kit.role != "evaluator":
+    if folder.federation.audit:
         common += ["--view", str(folder.path / "view")]
     return Process(folder.kit.name, [sys.executable, *command, *common], announces=True)
 

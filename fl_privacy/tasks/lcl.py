@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import cache, files
@@ -16,24 +14,13 @@ from fl_privacy.tasks.data import Split
 from fl_privacy.tasks.load import Columns, Plan, Readings
 
 ARCHIVE = "lcl_2013_60households.tar.xz"
-# Over names and files, not over the archive: everyone packs the public files anew.
+# Over names and files, not over the archive: everyone packs the public files differently.
 CONTENT = "c30372d4f3c30df3fe856826ef1c9a28f89220addcf24b4f29e4cde46efc07eb"
 COLUMNS = Columns("LCLid", "tstp", "energy(kWh/hh)")
 START = np.datetime64("2013-01-01T00:00", "ns")
 STEPS = 365 * 48
-# 73 days a window, of which the last 15 are held out.
+# 73 days per window, of which the last 15 are held out.
 PLAN = Plan(windows=LCL_WINDOWS, length=48, stride=7, held_out=15 * 48)
-
-# What the labels 0 and 1 of a behaviour mean.
-BEHAVIOURS = ("night-active", "day-active")
-
-
-@dataclass(frozen=True)
-class Auxiliary:
-    """Households outside the federation, as an attacker may have them: records by site, and each site's behaviour."""
-
-    split: Split
-    behaviour: NDArray[np.int64]
 
 
 def load(data_dir: Path | None = None) -> Split:
@@ -43,26 +30,6 @@ def load(data_dir: Path | None = None) -> Split:
     if made.sites != CATALOG["lcl"].sites:
         raise DataError(f"lcl: the files make {len(made.sites)} sites, not the {len(CATALOG['lcl'].sites)} known")
     return made
-
-
-def auxiliary(data_dir: Path | None = None) -> Auxiliary:
-    """The other 20 households in the same form; some lack readings, so these are fewer than 100 sites."""
-    _, others = sides(readings(data_dir))
-    made = electricity.split(others, PLAN)
-    return Auxiliary(made, labels(made.sites, others, others))
-
-
-def behaviour(data_dir: Path | None = None) -> NDArray[np.int64]:
-    """The behaviour of every site of the federation, in their order: the truth an attack is scored against."""
-    members, others = sides(readings(data_dir))
-    return labels(CATALOG["lcl"].sites, members, others)
-
-
-def labels(sites: tuple[str, ...], households: Readings, others: Readings) -> NDArray[np.int64]:
-    """1 (day-active) for sites of households with a larger share by day than the median of `others`, else 0."""
-    median = np.median(electricity.day_share(others))
-    by_day = dict(zip(households.households, electricity.day_share(households) > median, strict=True))
-    return np.array([by_day[site.rpartition("-")[0].upper()] for site in sites], np.int64)
 
 
 def sides(found: Readings) -> tuple[Readings, Readings]:

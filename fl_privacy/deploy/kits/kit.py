@@ -151,7 +151,7 @@ def observers(federation: Federation) -> dict[str, str]:
     """Whose views a run will have, and where in its folder."""
     names = ["server"]
     if federation.audit:
-        names += [name for role, name in parties(federation) if role in ("shuffler", "aggregator")]
+        names += [name for role, name in parties(federation) if role in ("shuffler", "aggregator", "evaluator")]
     return {name: f"views/{name}" for name in names}
 
 

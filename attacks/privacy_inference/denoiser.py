@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.observed import Observation
+from attacks.common.observed import Observation
 
 Matrix = NDArray[np.float32]
 Array = NDArray[np.float64]
