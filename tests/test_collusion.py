@@ -113,6 +113,19 @@ def test_a_run_without_any_view_that_an_attack_reads_is_refused(run_dir: Path) -
         observers_of(OfMixes(), open_run(run_dir))
 
 
+def test_the_example_in_the_documentation_runs(run_dir: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "attacks.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    attacks.ATTACKS.add("largest-update", names["ATTACK"])
+    try:
+        found = attacks.replay(run_dir, ["largest-update"], seeds=1)["largest-update"]
+    finally:
+        attacks.ATTACKS.remove("largest-update")
+    assert found["measures"]["largest"]["value"] == 1  # all aggregators together hold the whole updates
+    assert found["measures"]["largest"]["chance"] == pytest.approx(1 / SITES)
+
+
 @pytest.mark.parametrize(("name", "given", "reason"), [("odd", object(), "lacks"), ("odd", colluding.ATTACK, "itself")])
 def test_what_is_registered_must_be_an_attack_of_that_name(name: str, given: Any, reason: str) -> None:
     attacks.ATTACKS.add(name, given)

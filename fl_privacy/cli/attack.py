@@ -58,7 +58,7 @@ def audit(
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the transcripts of new runs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run and attack every cell of a matrix: tables, figures and one JSON. A second call goes on where one ended."""
+    """Run and attack every cell of a matrix: tables, figures and one JSON. A second call runs only what is missing."""
     from attacks.audit import report, results
     from attacks.audit.matrix import load
     from attacks.audit.progress import Progress
@@ -76,7 +76,7 @@ def audit(
         if progress.finished:
             report.write(folder, results.collect(checked, store, []))
         done = f"{progress.finished} of {progress.total} runs are done"
-        print(f"{done}; the same command goes on with the rest", file=sys.stderr)
+        print(f"{done}; the same command continues with the rest", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     found = results.collect(checked, store, failures)
     report.write(folder, found)

@@ -14,7 +14,7 @@ from fl_privacy.tasks.catalog import CATALOG
 from fl_privacy.tasks.data import Dataset, Split, scale
 
 ARCHIVE = "cifar10_jpg.tar.xz"
-# Over paths and images, not over the archive: everyone packs the public files anew.
+# Over paths and images, not over the archive: everyone packs the public files differently.
 CONTENT = "f10d4c9e536a564f17fa5e8d68ba087d1235e60cd1f21700e11ff43f0647bbb0"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 HALVES = ("train", "test")

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import cifar10, digits, heart_disease, lcl, mnist
-from fl_privacy.tasks.data import Dataset, Split
-
-__all__ = ["DATASETS", "Dataset", "Split", "load"]
+from fl_privacy.tasks.data import Split
 
 DATASETS: dict[str, Callable[[Path | None], Split]] = {
     "digits": digits.load,
@@ -21,7 +19,7 @@ DATASETS: dict[str, Callable[[Path | None], Split]] = {
 
 
 def load(name: str, data_dir: Path | None = None) -> Split:
-    """The named data; `data_dir` (default: FL_PRIVACY_DATA) has a folder a data set. Nothing is downloaded."""
+    """The named data; `data_dir` (default: FL_PRIVACY_DATA) has a folder per data set. Nothing is downloaded."""
     if name not in DATASETS:
         raise DataError(f"task.dataset: {name!r} is unknown; use one of {', '.join(DATASETS)}")
     return DATASETS[name](data_dir)

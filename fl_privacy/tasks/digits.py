@@ -27,7 +27,7 @@ def load(data_dir: Path | None = None) -> Split:
 
 
 def bundled() -> NDArray[np.float32]:
-    """64 pixels and the label a row, read from the package's file: importing sklearn.datasets takes over a second."""
+    """64 pixels and the label per row, read from the package's file: importing sklearn.datasets takes over a second."""
     spec = find_spec("sklearn")
     for root in (spec.submodule_search_locations or []) if spec else []:
         path = Path(root, "datasets", "data", "digits.csv.gz")

@@ -64,7 +64,7 @@ def complete_rows(text: str) -> NDArray[np.float64]:
 
 
 def encode(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """13 features: the numbers, then one column a level of chest pain and of resting ECG."""
+    """13 features: the numbers, then one column per level of chest pain and of resting ECG."""
     numbers = [rows[:, i] for i in range(rows.shape[1] - 1) if i not in LEVELS]
     levels = [rows[:, i] == level for i, known in LEVELS.items() for level in known]
     return np.stack([*numbers, *levels], axis=1).astype(np.float64)

@@ -221,7 +221,7 @@ class RunWriter:
             self._write({**self.manifest, "files": files, "heads": self._latest_heads(), "status": status})
 
     def _latest_heads(self) -> dict[str, Any]:
-        """The heads told by `update(heads=...)`, and those on this disk where they are newer."""
+        """The heads reported by `update(heads=...)`, and those on this disk where they are newer."""
         heads = dict(self.manifest["heads"])
         for where in (f"{group}/{name}" for group in (VIEWS, TRUTH) for name in folders(self.path, group)):
             with suppress(TranscriptError):
