@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,12 +14,17 @@ Matrix = NDArray[np.float32]  # one row a client, one column a coordinate
 
 
 def check_matrix(matrix: Matrix) -> None:
-    """A matrix that can be shuffled in place: float32, one row a client, contiguous and writable."""
-    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:
-        shape = getattr(matrix, "shape", type(matrix).__name__)
-        raise FederationError(f"matrix: {shape} is not two-dimensional; pass one row a client")
+    """A matrix that can be shuffled in place: float32, one row per client, contiguous and writable."""
+    check_shape(matrix)
     if matrix.dtype != np.float32:
         raise FederationError(f"matrix: dtype {matrix.dtype} is not float32; convert the updates first")
+
+
+def check_shape(matrix: NDArray[Any]) -> None:
+    """One row per client, of whatever numbers, contiguous and writable."""
+    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:
+        shape = getattr(matrix, "shape", type(matrix).__name__)
+        raise FederationError(f"matrix: {shape} is not two-dimensional; pass one row per client")
     if not matrix.flags.c_contiguous:
         raise FederationError("matrix: not C-contiguous; pass numpy.ascontiguousarray(matrix)")
     if not matrix.flags.writeable:
