@@ -21,35 +21,35 @@ Address = Annotated[str, Field(pattern=ADDRESS)]
 
 
 class Model(BaseModel):
-    """Strict by default: an unknown key is a typo, and a config does not change once it is read."""
+    """Strict by default: an unknown key is an error, and a config is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Site(Model):
-    """One participant: its data never leave it."""
+    """One participant. Its data never leave the site."""
 
     name: str = Field(pattern=NAME)
-    epsilon: float | None = Field(None, gt=0, description="privacy budget per round; none without `privatise`")
+    epsilon: float | None = Field(None, gt=0, description="privacy budget per round; omit it without `privatise`")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda or cuda:N")
-    data: Path | None = Field(None, description="this site's data folder; default: the run's --data-dir")
-    policy: Path | None = Field(None, description="this site's own policy file; it binds the worker")
+    data: Path | None = Field(None, description="the site's data folder; default: the run's --data-dir")
+    policy: Path | None = Field(None, description="the site's policy file, which binds its worker")
 
     @property
     def tier(self) -> str:
-        """The privacy label its updates travel under."""
+        """The privacy label of the site's updates."""
         return "" if self.epsilon is None else f"{self.epsilon:g}"
 
 
 class Partition(Model):
-    """How a pooled data set is dealt to the sites."""
+    """How a pooled data set is split among the sites."""
 
     kind: Literal["iid", "dirichlet", "by-site"] = "iid"
     alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
 
 
 class Training(Model):
-    """Local training of one round."""
+    """Local training in one round."""
 
     epochs: int = Field(5, ge=1, le=1000)
     batch_size: int = Field(16, ge=1, le=65536)
@@ -59,12 +59,12 @@ class Training(Model):
 
 
 class Task(Model):
-    """What is learned."""
+    """What the federation learns."""
 
     dataset: Literal["digits", "mnist", "cifar10", "heart-disease", "lcl"] = "digits"
     model: Literal["mlp", "lenet5", "cnn", "mobilecnn", "lstm"] = "mlp"
     hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] | None = Field(
-        None, max_length=8, description="hidden widths of the mlp; default: the model's own"
+        None, max_length=8, description="hidden layer widths of the mlp; default: the model's own"
     )
     partition: Partition = Partition()
     train: Training = Training()
@@ -77,15 +77,15 @@ class NoPrivatise(Model):
 
 
 class Ldp(Model):
-    """The whole update is clipped and noised for the site's own epsilon (unit: the site; adjacency: replacement)."""
+    """Clips the whole update and adds noise for the site's epsilon (unit: the site; adjacency: replacement)."""
 
     kind: Literal["ldp"] = "ldp"
-    clip: float = Field(1.0, gt=0, description="largest norm of an update; noise is 2 clip sigma(epsilon, delta)")
+    clip: float = Field(1.0, gt=0, description="largest norm of an update; the noise is 2 clip sigma(epsilon, delta)")
     delta: float = Field(1e-5, gt=0, lt=1)
 
 
 class Dpsgd(Model):
-    """DP-SGD: clipped and noised in every step of local training (unit: a record; adjacency: add or remove one)."""
+    """DP-SGD: clips and adds noise in every local training step (unit: a record; adjacency: add or remove one)."""
 
     kind: Literal["dpsgd"] = "dpsgd"
     clip: float = Field(1.0, gt=0, description="largest norm of one record's gradient, over the whole model")
@@ -93,13 +93,13 @@ class Dpsgd(Model):
 
 
 class NoPermute(Model):
-    """The model keeps its own coordinates."""
+    """The order of coordinates is unchanged."""
 
     kind: Literal["none"] = "none"
 
 
 class NoCompress(Model):
-    """Every coordinate of the update is sent."""
+    """Sites send every coordinate of an update."""
 
     kind: Literal["none"] = "none"
 
@@ -111,7 +111,7 @@ class NoEncode(Model):
 
 
 class ServerRoute(Model):
-    """The baseline: updates go through Flower, and the server sees who sent what."""
+    """The baseline: updates travel through Flower, and the server sees who sent what."""
 
     kind: Literal["server"] = "server"
 
@@ -121,39 +121,39 @@ class ServerRoute(Model):
 
 
 class ShufflerRoute(Model):
-    """Updates go to the shuffler, which hands the server a mixture."""
+    """Sites send updates to the shuffler, which gives the server a mixture."""
 
     kind: Literal["shuffler"] = "shuffler"
     level: Literal["model", "layer", "parameter"] = "parameter"
-    n_min: int = Field(3, ge=2, description="fewest updates that may be released together")
+    n_min: int = Field(3, ge=2, description="smallest number of updates that may be released together")
     buckets: Literal["none", "published", "levelled"] = Field(
         "none",
-        description="mix only within budget buckets: IntraShuffler's merge, or with noise topped up to the bucket's",
+        description="mix only within budget buckets: with IntraShuffler's merge, or with noise levelled per bucket",
     )
-    label: Literal["min", "mean"] = Field("min", description="the epsilon of a merged bucket")
+    label: Literal["min", "mean"] = Field("min", description="which epsilon labels a merged bucket")
 
     def parties(self) -> list[tuple[str, str]]:
-        """The shuffler alone."""
+        """Only the shuffler."""
         return [("shuffler", "shuffler")]
 
 
 class ShardsRoute(Model):
-    """Updates are cut into shards over several aggregators; the server sees none."""
+    """Sites split updates into shards over several aggregators; the server receives none."""
 
     kind: Literal["shards"] = "shards"
     aggregators: int = Field(3, ge=2, le=255)
-    n_min: int = Field(2, ge=2, description="fewest updates that may be averaged together")
+    n_min: int = Field(2, ge=2, description="smallest number of updates that may be averaged together")
 
     def parties(self) -> list[tuple[str, str]]:
-        """The aggregators in order of their shards, and the evaluator."""
+        """The aggregators in shard order, then the evaluator."""
         return [*(("aggregator", f"aggregator-{k}") for k in range(self.aggregators)), ("evaluator", "evaluator")]
 
 
 class Weighted(Model):
-    """What every rule shares: how much an update counts by its privacy label."""
+    """Common to all rules: how an update's privacy label determines its weight."""
 
     weights: Literal["equal", "epsilon", "precision"] = Field(
-        "equal", description="by epsilon, or by the inverse of the noise's variance; equal without `privatise`"
+        "equal", description="weight by epsilon or by inverse noise variance; `equal` without `privatise`"
     )
 
 
@@ -165,7 +165,7 @@ class FedAvg(Weighted):
 
 
 class FedProx(Weighted):
-    """FedAvg whose sites add mu/2 |w - w_global|^2 to their loss."""
+    """FedAvg; sites add mu/2 |w - w_global|^2 to their loss."""
 
     kind: Literal["fedprox"] = "fedprox"
     lr: float = Field(1.0, gt=0)
@@ -193,7 +193,7 @@ class FedYogi(Weighted):
 
 
 class Hosts(Model):
-    """Where the listening roles are dialled, as host:port; sites are dialled by nobody."""
+    """The addresses of the listening roles, as host:port. Sites accept no connections."""
 
     superlink: Address
     shuffler: Address | None = None
@@ -207,34 +207,34 @@ Combine = Annotated[FedAvg | FedProx | FedAdam | FedYogi, Field(discriminator="k
 
 
 class Federation(Model):
-    """A federation: who takes part, what is learned, and a choice at each arrow of an update's way."""
+    """A federation: who takes part, what they learn, and a choice for each step of an update's path."""
 
     name: str = Field("federation", pattern=NAME)
-    sites: tuple[Site, ...] = Field(description="a count, a count and what all share, or a list of sites")
+    sites: tuple[Site, ...] = Field(description="a count, a count with shared settings, or a list of sites")
     task: Task = Task()
     rounds: int = Field(5, ge=1, le=100_000)
-    cohort: int = Field(0, ge=0, validate_default=True, description="sites a round; default (0): all")
+    cohort: int = Field(0, ge=0, validate_default=True, description="sites per round; default (0): all")
     quorum: int = Field(
-        0, ge=0, validate_default=True, description="fewest answers that make a round; default (0): cohort"
+        0, ge=0, validate_default=True, description="fewest updates that complete a round; default (0): cohort"
     )
-    deadline: float = Field(120.0, gt=0, le=86_400, description="seconds a round may take")
-    rounds_per_message: int = Field(1, ge=1, le=10_000, description="rounds that one Flower message starts")
-    attempts: int = Field(3, ge=1, le=100, description="tries at a round before the run fails")
+    deadline: float = Field(120.0, gt=0, le=86_400, description="time limit per round, in seconds")
+    rounds_per_message: int = Field(1, ge=1, le=10_000, description="rounds started by one Flower message")
+    attempts: int = Field(3, ge=1, le=100, description="attempts at a round before the run fails")
     seed: int = Field(0, ge=0, lt=2**63, description="partition, initial model, cohorts, local training, shard masks")
-    reproducible: bool = Field(False, description="seeded keys and noise: the run is repeatable and NOT private")
-    audit: bool = Field(False, description="middleware and sites record their own views too, for attacks to be scored")
+    reproducible: bool = Field(False, description="seed keys and noise: the run is repeatable and NOT private")
+    audit: bool = Field(False, description="middleware and sites also record their own views, to score attacks")
     privatise: Privatise = NoPrivatise()
     permute: NoPermute = NoPermute()
     compress: NoCompress = NoCompress()
     encode: NoEncode = NoEncode()
     route: Route = ShufflerRoute()
     combine: Combine = FedAvg()
-    hosts: Hosts | None = Field(None, description="for `provision`: where the roles of real machines are dialled")
+    hosts: Hosts | None = Field(None, description="for `provision`: addresses of the roles on real machines")
 
     @field_validator("sites", mode="before")
     @classmethod
     def _sites_from_count(cls, value: Any) -> Any:
-        """`sites: 5` means site-0 to site-4; `{count: 200, epsilon: [0.5, 8]}` deals the budgets out in turn."""
+        """`sites: 5` means site-0 to site-4; `{count: 200, epsilon: [0.5, 8]}` assigns the budgets in turn."""
         shared = dict(value) if isinstance(value, dict) else {}
         count = shared.pop("count", None) if shared else value
         if isinstance(count, bool) or not isinstance(count, int):
@@ -271,7 +271,7 @@ class Federation(Model):
 
     @classmethod
     def load(cls, path: str | Path) -> Federation:
-        """Read and validate a YAML file; every problem is one line with field, value, reason and fix."""
+        """Read and validate a YAML file. An error is one line with field, value, reason and fix."""
         return cls.parse(text_of(path), str(path))
 
     @classmethod
@@ -280,12 +280,12 @@ class Federation(Model):
         return validated(cls, mapping(text, source), source)
 
     def to_yaml(self) -> str:
-        """The whole federation, defaults filled in: what every process of a run reads."""
+        """The whole federation with defaults filled in, as every process of a run reads it."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what all parties must agree on; a site's data folder and device are its own affair."""
+        """SHA-256 of what all parties must agree on; excludes each site's data folder, device and policy."""
         values = self.model_dump(mode="json", exclude={"hosts"})
         values["sites"] = [{"name": site.name, "epsilon": site.epsilon} for site in self.sites]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -302,12 +302,12 @@ class Federation(Model):
 
     @property
     def floor(self) -> int:
-        """Fewest updates that may be released together on this route."""
+        """Smallest number of updates that may be released together on this route."""
         return 1 if isinstance(self.route, ServerRoute) else self.route.n_min
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a federation, with `sites` as people write it."""
+    """The JSON schema of a federation, with the short forms of `sites`."""
     made = Federation.model_json_schema()
     made["properties"]["sites"] = {
         "anyOf": [
