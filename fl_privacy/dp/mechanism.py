@@ -1,4 +1,4 @@
-"""What a federation's `privatise` does to an update: its cost, known before the training, and how it is made."""
+"""What a federation's `privatise` does to an update: its cost, known before training, and how to compute it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fl_privacy.dp import ldp
 from fl_privacy.dp.ledger import Charge
 from fl_privacy.dp.sampled import Plan, Private, plan
 
-Train = Callable[..., ldp.Vector]  # () is plain training, (Private) a private one
+Train = Callable[..., ldp.Vector]  # () trains plainly, (Private) privately
 
 
 class Mechanism(Protocol):
@@ -19,7 +19,7 @@ class Mechanism(Protocol):
     def charge(self) -> Charge: ...
 
     def release(self, train: Train, key: bytes) -> ldp.Vector:
-        """The private update; `key` is used once."""
+        """The private update; `key` is single-use."""
         ...
 
 
@@ -53,7 +53,7 @@ class InTraining:
 
 
 def mechanism(federation: Federation, epsilon: float | None, records: int) -> Mechanism | None:
-    """That of a site with this budget and so many records; None where updates leave as trained."""
+    """The mechanism of a site with this budget and number of records; None if updates leave the site as trained."""
     terms, training = federation.privatise, federation.task.train
     if epsilon is None or not isinstance(terms, Ldp | Dpsgd):
         return None

@@ -1,4 +1,4 @@
-"""One round's mixing as a plan that can be handed to another process, recorded, and done again."""
+"""One round's mixing as a plan that can be sent to another process, recorded and repeated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_privacy.shuffle import LEVELS, Matrix, reorder
 
 @dataclass(frozen=True)
 class TopUp:
-    """Noise that a row lacks: its standard deviation and its key."""
+    """The noise to add to a row: its standard deviation and key."""
 
     deviation: float
     key: bytes
@@ -22,7 +22,7 @@ class TopUp:
 
 @dataclass(frozen=True)
 class MixingSet:
-    """Rows that are shuffled together; with levelled buckets, what each is brought to the same noise by."""
+    """Rows shuffled together; with levelled buckets, also the noise that brings each to the same level."""
 
     members: tuple[int, ...]
     key: bytes
@@ -31,12 +31,12 @@ class MixingSet:
 
 @dataclass(frozen=True)
 class Job:
-    """One round's mixing: the sets, each on its own, in the order in which the rows are left."""
+    """One round's mixing: independent sets, in the order of the resulting rows."""
 
     level: str
     rows: int
     length: int
-    layers: tuple[int, ...]  # where each ends
+    layers: tuple[int, ...]  # the end of each
     sets: tuple[MixingSet, ...]
 
     def to_json(self) -> str:
@@ -44,7 +44,7 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """Back again; written by hand, for a validating library would take as much memory as the round has to spare."""
+        """The inverse of `to_json`, by hand: a validating library would take as much memory as the round can spare."""
         fields = json.loads(text)
         sets = [
             MixingSet(
@@ -58,7 +58,7 @@ class Job:
 
 
 def mix(matrix: Matrix, job: Job, backend: str | None = None) -> None:
-    """Do the job here, in place; the backend of the kernels changes the speed, never the result."""
+    """Run the job in this process, in place; the kernel backend changes the speed, never the result."""
     reorder(matrix, [member for group in job.sets for member in group.members])
     layers = [slice(start, end) for start, end in zip((0, *job.layers[:-1]), job.layers, strict=True)]
     done = 0
@@ -71,7 +71,7 @@ def mix(matrix: Matrix, job: Job, backend: str | None = None) -> None:
 
 
 def top_up(row: NDArray[np.float32], top: TopUp, backend: str | None = None) -> None:
-    """Add the noise that a row lacks, in place."""
+    """Top up the noise of a row, in place."""
     noise = standard_normal(row.size, top.key, backend=backend)
     noise *= np.float32(top.deviation)
     row += noise

@@ -1,4 +1,4 @@
-"""Which updates are mixed with which, and what the server is told of the result."""
+"""Which updates are mixed together, and which labels the server receives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fl_privacy.shuffle import buckets
 
 @dataclass(frozen=True)
 class Group:
-    """Updates that are shuffled together: their indices, and the tier that each row of the mixture is labelled with."""
+    """Updates shuffled together: their indices, and the tier label of each row of the mixture."""
 
     members: tuple[int, ...]
     tiers: tuple[str, ...]
@@ -20,9 +20,9 @@ class Group:
 def groups(tiers: Sequence[str], route: ShufflerRoute) -> list[Group]:
     """The mixing sets of a round.
 
-    Buckets: IntraShuffler's (Algorithm 1). Whole models keep their tier, so each tier is a set of its own (Shuffle-DP).
-    Else all are mixed, and the labels, in rising order, no longer say anything of the rows they stand at (Table 4's
-    "No Bucket").
+    With buckets, IntraShuffler's (Algorithm 1). Whole models keep their tier, so each tier is its own set (Shuffle-DP).
+    Otherwise all are mixed, and the labels, sorted by epsilon, no longer describe the rows they are attached to
+    (Table 4's "No Bucket").
     """
     everyone = tuple(range(len(tiers)))
     if not any(tiers):

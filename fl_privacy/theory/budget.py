@@ -1,4 +1,4 @@
-"""What the sites' budgets come to over a whole run, by tier."""
+"""The composed budgets of a whole run, by tier."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fl_privacy.tasks.catalog import CATALOG
 
 @dataclass(frozen=True)
 class Tier:
-    """A budget of the public grid: who has it, its noise, and its epsilon a round and after all rounds.
+    """A budget of the public grid: its number of sites, its noise, and its epsilon per round and after all rounds.
 
-    A tier with one site is a name: buckets hide it only where they merge it with others.
-    `unit` is what is protected. For records the noise is that of one step, at a site of average size.
+    A tier with only one site identifies that site, unless buckets merge it with others.
+    `unit` is what is protected. For records, the noise is that of one step at a site of average size.
     """
 
     epsilon: float
@@ -27,7 +27,7 @@ class Tier:
 
 
 def tiers(federation: Federation) -> list[Tier]:
-    """By rising epsilon; a site may be drawn in every round, so all rounds count."""
+    """The tiers in order of epsilon. A site may be drawn in every round, so all rounds count."""
     terms = federation.privatise
     if isinstance(terms, NoPrivatise):
         return []
@@ -48,7 +48,7 @@ def _of_site(federation: Federation, terms: Ldp, epsilon: float) -> tuple[float,
 
 
 def _of_record(federation: Federation, terms: Dpsgd, epsilon: float) -> tuple[float, float, str]:
-    """As the ledger will compose it."""
+    """Composed the same way as in the ledger."""
     entry, train = CATALOG[federation.task.dataset], federation.task.train
     shares = len(entry.sites) if federation.task.partition.kind == "by-site" else len(federation.sites)
     plan = sampled.plan(max(1, entry.train // shares), train.epochs, train.batch_size, terms.clip, epsilon, terms.delta)

@@ -1,4 +1,4 @@
-"""What a round costs each party, in closed form: vectors of d float32 parameters, n sites a round, A aggregators."""
+"""What a round costs each party, in closed form: vectors of d float32 parameters, n sites per round, A aggregators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FLOAT = 4
 
 @dataclass(frozen=True)
 class Cost:
-    """One party's share of one round: calls and messages it takes part in, parameters and bytes of vectors."""
+    """One party's share of one round: calls and messages it takes part in, and its vector parameters and bytes."""
 
     party: str
     count: int
@@ -29,7 +29,7 @@ class Cost:
 
 
 def per_round(federation: Federation, parameters: int) -> list[Cost]:
-    """Cost of one full round, for one party of each kind."""
+    """The cost of one full round for one party of each kind."""
     d, n = parameters, federation.cohort
     tickets = 2 / federation.rounds_per_message  # a ticket and its receipt, shared by the rounds of a message
     if isinstance(federation.route, ServerRoute):
