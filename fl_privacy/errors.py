@@ -27,3 +27,7 @@ class TranscriptError(FederationError):
 
 class LaunchError(FederationError):
     """A federation could not be started or did not finish."""
+
+
+class RoundFailed(Exception):
+    """An attempt at a round gave nothing; another may be tried."""

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from client_app.outgoing import Outgoing
 from torch import Tensor, nn
 
-from client_app.outgoing import Outgoing
 from client_app.site import Site
 from fl_privacy import vector
 from fl_privacy.combine import mean, weights
 from fl_privacy.config import Federation
+from fl_privacy.config.policy import PolicyError
 from fl_privacy.crypto import keys
 from fl_privacy.dp import dpsgd, gaussian, ldp, per_record, sampled
 from fl_privacy.dp.ledger import Charge, Ledger, LedgerError, compose
-from fl_privacy.dp.policy import PolicyError
 from fl_privacy.dp.sampled import Plan, Private
 from fl_privacy.errors import FederationError
 from fl_privacy.identity.keyring import Identity, Keyring

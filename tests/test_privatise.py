@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from client_app.outgoing import Outgoing
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from client_app.outgoing import Outgoing
 from fl_privacy import kernels
 from fl_privacy.combine import mean, weights
 from fl_privacy.config import Federation, ShufflerRoute
+from fl_privacy.config.policy import Policy, PolicyError
 from fl_privacy.dp import gaussian, ldp
 from fl_privacy.dp.ledger import LedgerError
-from fl_privacy.dp.policy import Policy, PolicyError
 from fl_privacy.errors import ConfigError, FederationError, ProtocolError
 from fl_privacy.round.rows import Rows
 from fl_privacy.shuffle import parameter

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from fl_privacy.behaviours import BEHAVIOURS, Behaviour
+from fl_privacy.choices import Chosen, Model
+from fl_privacy.coding import FLOAT32, Coding
+from fl_privacy.combine.rules import RULES, FedAvg, Rule
+from fl_privacy.config.checks import problems
 from fl_privacy.errors import ConfigError
 from fl_privacy.reading import mapping, text_of, validated
+from fl_privacy.routes import ROUTES
+from fl_privacy.routes.base import Route
+from fl_privacy.routes.shuffler import ShufflerRoute
+from fl_privacy.steps import STEPS
+from fl_privacy.steps.base import Off, Privatise, Step
 
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 ADDRESS = r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):[0-9]{1,5}$"
 MAX_SITES = 10_000
 
 Address = Annotated[str, Field(pattern=ADDRESS)]
-
-
-class Model(BaseModel):
-    """Strict by default: an unknown key is an error, and a config is immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Site(Model):
@@ -34,6 +39,9 @@ class Site(Model):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda or cuda:N")
     data: Path | None = Field(None, description="the site's data folder; default: the run's --data-dir")
     policy: Path | None = Field(None, description="the site's policy file, which binds its worker")
+    behaviour: Annotated[Behaviour, Chosen(BEHAVIOURS)] | None = Field(
+        None, description="misbehave on purpose, to measure a defence; only with `audit: true`"
+    )
 
     @property
     def tier(self) -> str:
@@ -70,128 +78,6 @@ class Task(Model):
     train: Training = Training()
 
 
-class NoPrivatise(Model):
-    """Updates leave the site as trained."""
-
-    kind: Literal["none"] = "none"
-
-
-class Ldp(Model):
-    """Clips the whole update and adds noise for the site's epsilon (unit: the site; adjacency: replacement)."""
-
-    kind: Literal["ldp"] = "ldp"
-    clip: float = Field(1.0, gt=0, description="largest norm of an update; the noise is 2 clip sigma(epsilon, delta)")
-    delta: float = Field(1e-5, gt=0, lt=1)
-
-
-class Dpsgd(Model):
-    """DP-SGD: clips and adds noise in every local training step (unit: a record; adjacency: add or remove one)."""
-
-    kind: Literal["dpsgd"] = "dpsgd"
-    clip: float = Field(1.0, gt=0, description="largest norm of one record's gradient, over the whole model")
-    delta: float = Field(1e-5, gt=0, lt=1)
-
-
-class NoPermute(Model):
-    """The order of coordinates is unchanged."""
-
-    kind: Literal["none"] = "none"
-
-
-class NoCompress(Model):
-    """Sites send every coordinate of an update."""
-
-    kind: Literal["none"] = "none"
-
-
-class NoEncode(Model):
-    """Updates travel as float32."""
-
-    kind: Literal["none"] = "none"
-
-
-class ServerRoute(Model):
-    """The baseline: updates travel through Flower, and the server sees who sent what."""
-
-    kind: Literal["server"] = "server"
-
-    def parties(self) -> list[tuple[str, str]]:
-        """Role and name of every process that this route adds to SuperLink, server and sites."""
-        return []
-
-
-class ShufflerRoute(Model):
-    """Sites send updates to the shuffler, which gives the server a mixture."""
-
-    kind: Literal["shuffler"] = "shuffler"
-    level: Literal["model", "layer", "parameter"] = "parameter"
-    n_min: int = Field(3, ge=2, description="smallest number of updates that may be released together")
-    buckets: Literal["none", "published", "levelled"] = Field(
-        "none",
-        description="mix only within budget buckets: with IntraShuffler's merge, or with noise levelled per bucket",
-    )
-    label: Literal["min", "mean"] = Field("min", description="which epsilon labels a merged bucket")
-
-    def parties(self) -> list[tuple[str, str]]:
-        """Only the shuffler."""
-        return [("shuffler", "shuffler")]
-
-
-class ShardsRoute(Model):
-    """Sites split updates into shards over several aggregators; the server receives none."""
-
-    kind: Literal["shards"] = "shards"
-    aggregators: int = Field(3, ge=2, le=255)
-    n_min: int = Field(2, ge=2, description="smallest number of updates that may be averaged together")
-
-    def parties(self) -> list[tuple[str, str]]:
-        """The aggregators in shard order, then the evaluator."""
-        return [*(("aggregator", f"aggregator-{k}") for k in range(self.aggregators)), ("evaluator", "evaluator")]
-
-
-class Weighted(Model):
-    """Common to all rules: how an update's privacy label determines its weight."""
-
-    weights: Literal["equal", "epsilon", "precision"] = Field(
-        "equal", description="weight by epsilon or by inverse noise variance; `equal` without `privatise`"
-    )
-
-
-class FedAvg(Weighted):
-    """model + lr * mean update."""
-
-    kind: Literal["fedavg"] = "fedavg"
-    lr: float = Field(1.0, gt=0)
-
-
-class FedProx(Weighted):
-    """FedAvg; sites add mu/2 |w - w_global|^2 to their loss."""
-
-    kind: Literal["fedprox"] = "fedprox"
-    lr: float = Field(1.0, gt=0)
-    mu: float = Field(0.1, gt=0)
-
-
-class FedAdam(Weighted):
-    """Adam on the mean update (Reddi et al. 2021, Algorithm 2)."""
-
-    kind: Literal["fedadam"] = "fedadam"
-    lr: float = Field(0.1, gt=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.99, ge=0, lt=1)
-    tau: float = Field(1e-3, gt=0)
-
-
-class FedYogi(Weighted):
-    """Yogi on the mean update (Reddi et al. 2021, Algorithm 2)."""
-
-    kind: Literal["fedyogi"] = "fedyogi"
-    lr: float = Field(0.01, gt=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.99, ge=0, lt=1)
-    tau: float = Field(1e-3, gt=0)
-
-
 class Hosts(Model):
     """The addresses of the listening roles, as host:port. Sites accept no connections."""
 
@@ -200,10 +86,13 @@ class Hosts(Model):
     aggregators: tuple[Address, ...] = ()
     evaluator: Address | None = None
 
-
-Privatise = Annotated[NoPrivatise | Ldp | Dpsgd, Field(discriminator="kind")]
-Route = Annotated[ServerRoute | ShufflerRoute | ShardsRoute, Field(discriminator="kind")]
-Combine = Annotated[FedAvg | FedProx | FedAdam | FedYogi, Field(discriminator="kind")]
+    def of(self, role: str, name: str) -> Address | None:
+        """Where a party is dialled: `aggregator-1` is the second of `aggregators`."""
+        many = getattr(self, f"{role}s", None)
+        if many is None:
+            return getattr(self, role, None)
+        number = name.rpartition("-")[2]
+        return many[int(number)] if number.isdecimal() and int(number) < len(many) else None
 
 
 class Federation(Model):
@@ -218,17 +107,19 @@ class Federation(Model):
         0, ge=0, validate_default=True, description="fewest updates that complete a round; default (0): cohort"
     )
     deadline: float = Field(120.0, gt=0, le=86_400, description="time limit per round, in seconds")
-    rounds_per_message: int = Field(1, ge=1, le=10_000, description="rounds started by one Flower message")
+    rounds_per_message: Literal["auto"] | Annotated[int, Field(ge=1, le=100_000)] = Field(
+        "auto", description="rounds started by one Flower message; auto: as many as the route allows"
+    )
     attempts: int = Field(3, ge=1, le=100, description="attempts at a round before the run fails")
     seed: int = Field(0, ge=0, lt=2**63, description="partition, initial model, cohorts, local training, shard masks")
     reproducible: bool = Field(False, description="seed keys and noise: the run is repeatable and NOT private")
     audit: bool = Field(False, description="middleware and sites also record their own views, to score attacks")
-    privatise: Privatise = NoPrivatise()
-    permute: NoPermute = NoPermute()
-    compress: NoCompress = NoCompress()
-    encode: NoEncode = NoEncode()
-    route: Route = ShufflerRoute()
-    combine: Combine = FedAvg()
+    privatise: Annotated[Privatise, Chosen(STEPS, "privatise.")] = Off()
+    permute: Annotated[Step, Chosen(STEPS, "permute.")] = Off()
+    compress: Annotated[Step, Chosen(STEPS, "compress.")] = Off()
+    encode: Annotated[Step, Chosen(STEPS, "encode.")] = Off()
+    route: Annotated[Route, Chosen(ROUTES)] = ShufflerRoute()
+    combine: Annotated[Rule, Chosen(RULES)] = FedAvg()
     hosts: Hosts | None = Field(None, description="for `provision`: addresses of the roles on real machines")
 
     @field_validator("sites", mode="before")
@@ -261,12 +152,8 @@ class Federation(Model):
 
     @model_validator(mode="after")
     def _check(self) -> Federation:
-        from fl_privacy.config.checks import RULES
-
-        for rule in RULES:
-            problem = rule(self)
-            if problem:
-                raise ValueError(problem)
+        for problem in problems(self):
+            raise ValueError(problem)
         return self
 
     @classmethod
@@ -303,7 +190,29 @@ class Federation(Model):
     @property
     def floor(self) -> int:
         """Smallest number of updates that may be released together on this route."""
-        return 1 if isinstance(self.route, ServerRoute) else self.route.n_min
+        return self.route.floor
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of an update at its site, in order."""
+        return self.privatise, self.permute, self.compress, self.encode
+
+    @cached_property
+    def coding(self) -> Coding:
+        """How updates travel."""
+        return reduce(lambda coding, step: step.coding(coding), self.steps, FLOAT32)
+
+    @property
+    def unit(self) -> str | None:
+        """What the noise protects: a site or a record; None without noise."""
+        return self.privatise.unit
+
+    @property
+    def rounds_per_ticket(self) -> int:
+        """Rounds started by one Flower message."""
+        if self.rounds_per_message == "auto":
+            return self.rounds if self.route.long_tickets else 1
+        return self.rounds_per_message
 
 
 def schema() -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.dp.noise import standard_normal
-from fl_privacy.shuffle import LEVELS, Matrix, reorder
+from fl_privacy.shuffle import LEVELS, reorder
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,11 @@ class Job:
         return cls(**fields, sets=tuple(sets))
 
 
-def mix(matrix: Matrix, job: Job, backend: str | None = None) -> None:
+def mix(matrix: NDArray[Any], job: Job, backend: str | None = None) -> None:
     """Run the job in this process, in place; the kernel backend changes the speed, never the result."""
+    if matrix.dtype != np.float32:
+        matrix[:] = np.take_along_axis(matrix, origins(job, backend), axis=0)
+        return
     reorder(matrix, [member for group in job.sets for member in group.members])
     layers = [slice(start, end) for start, end in zip((0, *job.layers[:-1]), job.layers, strict=True)]
     done = 0
@@ -68,6 +72,13 @@ def mix(matrix: Matrix, job: Job, backend: str | None = None) -> None:
             top_up(row, top, backend)
         LEVELS[job.level](part, group.key, layers, backend)
         done += len(group.members)
+
+
+def origins(job: Job, backend: str | None = None) -> NDArray[np.int64]:
+    """The origin row of every value of the mixture: the job applied to row numbers, without noise."""
+    numbers = np.repeat(np.arange(job.rows, dtype=np.float32)[:, None], job.length, axis=1)
+    mix(numbers, replace(job, sets=tuple(replace(group, top_ups=()) for group in job.sets)), backend)
+    return numbers.astype(np.int64)
 
 
 def top_up(row: NDArray[np.float32], top: TopUp, backend: str | None = None) -> None:

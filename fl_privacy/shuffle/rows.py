@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import FederationError
-from fl_privacy.shuffle.check import Matrix, check_matrix
+from fl_privacy.shuffle.check import check_shape
 
-BUFFER_ENTRIES = 2**20  # 4 MiB
+Matrix = NDArray[Any]
+BUFFER_ENTRIES = 2**20  # 4 MiB of float32
 
 
 def reorder(matrix: Matrix, order: Sequence[int] | NDArray[np.integer]) -> Matrix:
     """`matrix[:len(order)] = matrix[order]` for distinct rows, in place; returns these rows as a view."""
-    check_matrix(matrix)
+    check_shape(matrix)
     index = np.asarray(order, dtype=np.int64)
     rows = matrix.shape[0]
     if index.ndim != 1 or np.any((index < 0) | (index >= rows)) or len(np.unique(index)) != index.size:

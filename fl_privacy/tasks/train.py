@@ -54,6 +54,15 @@ class Metrics:
         return ("rmse", math.sqrt(self.loss)) if self.accuracy is None else ("accuracy", self.accuracy)
 
 
+def mean(found: Sequence[Metrics]) -> Metrics:
+    """The mean of each measure over several models."""
+    accuracies, rmses = ([v for m in found if (v := getattr(m, name)) is not None] for name in ("accuracy", "rmse"))
+    loss = math.fsum(m.loss for m in found) / len(found)
+    averages = (math.fsum(values) / len(values) if values else None for values in (accuracies, rmses))
+    accuracy, rmse = averages
+    return Metrics(accuracy, loss, rmse)
+
+
 class Sgd:
     """SGD as in `torch.optim.SGD`, without the seconds that importing torch.optim takes.
 

@@ -7,16 +7,7 @@ from __future__ import annotations
 
 import math
 
-from fl_privacy.config import Federation, ShufflerRoute
 from fl_privacy.errors import FederationError
-
-
-def of(federation: Federation, parameters: int) -> float | None:
-    """log10 of the candidates for one update in the smallest released bucket; None unless parameters are mixed."""
-    route = federation.route
-    if not isinstance(route, ShufflerRoute) or route.level != "parameter":
-        return None
-    return one_update(federation.floor, parameters)
 
 
 def one_update(members: int, parameters: int) -> float:

@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from fl_privacy.config import Federation, NoPrivatise
+from fl_privacy.config import Federation
+from fl_privacy.config.policy import open_ledger
 from fl_privacy.deploy.engines import compose
 from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.deploy.engines.ground import new_run_name
-from fl_privacy.dp.policy import open_ledger
 from fl_privacy.errors import LaunchError
 
 IMAGE = "fl-privacy:{torch}"
@@ -130,7 +130,7 @@ def up(
 def _ledgers(project: Project) -> list[dict[str, Any]]:
     """What each site has spent, by the ledger in its own volume."""
     federation = project.federation
-    if isinstance(federation.privatise, NoPrivatise):
+    if federation.unit is None:
         return []
     reports = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.config import Federation, NoPrivatise
+from fl_privacy.config import Federation
+from fl_privacy.config.policy import open_ledger
 from fl_privacy.deploy.engines import local, simulation
 from fl_privacy.deploy.engines.follow import Result, follow
 from fl_privacy.deploy.engines.ground import Ground, new_run_name
 from fl_privacy.deploy.preflight.checks import disk
-from fl_privacy.dp.policy import open_ledger
 from fl_privacy.errors import LaunchError
 
 ENGINES = {"local": local.start, "simulation": simulation.start}
@@ -50,7 +50,7 @@ def up(
 
 def _ledgers(ground: Ground) -> list[dict[str, Any]]:
     """What every site on this machine has spent, over all runs."""
-    if isinstance(ground.federation.privatise, NoPrivatise):
+    if ground.federation.unit is None:
         return []
     names = ground.federation.site_names
     return [open_ledger(ground.federation, name, ground.sites / name).report() for name in names]

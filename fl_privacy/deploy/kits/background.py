@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 
-from fl_privacy.config import NoPrivatise
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.preflight.of_kit import run as check
 from fl_privacy.errors import ConfigError, LaunchError
@@ -123,8 +122,8 @@ def status(folder: Folder) -> dict[str, Any]:
     state = "down" if not served else "up" if _healthy(folder) else "starting"
     last = next(reversed(Tail(folder.logs / "worker.log").poll()), None)
     ledger = None
-    if not isinstance(folder.federation.privatise, NoPrivatise):
-        from fl_privacy.dp.policy import open_ledger
+    if folder.federation.unit is not None:
+        from fl_privacy.config.policy import open_ledger
 
         ledger = open_ledger(folder.own_federation, folder.kit.name, folder.state).report()
     return {

@@ -7,12 +7,10 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fl_privacy.config import Federation, NoPrivatise
-from fl_privacy.dp import gaussian, ldp, sampled
+from fl_privacy.config.federation import Federation
+from fl_privacy.dp import gaussian
 from fl_privacy.dp.ledger import Ledger
 from fl_privacy.errors import ConfigError, FederationError
-
-UNITS = {"ldp": ldp.UNIT, "dpsgd": sampled.UNIT}
 
 
 class PolicyError(FederationError):
@@ -59,11 +57,11 @@ class Policy(BaseModel):
             raise PolicyError("policy: a reproducible run is not private, and this site requires noise")
         if federation.audit and not self.audit:
             raise PolicyError("policy: audit is not allowed here, because it records updates without noise; use false")
-        if federation.privatise.kind == "none":
+        unit = federation.unit
+        if unit is None:
             if self.noise:
                 raise PolicyError("policy: updates must be privatised here, but privatise.kind is none")
             return
-        unit = UNITS[federation.privatise.kind]
         if unit not in self.units:
             raise PolicyError(
                 f"policy: {federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
@@ -76,8 +74,8 @@ class Policy(BaseModel):
 
 def open_ledger(federation: Federation, site: str, state: Path) -> Ledger:
     """The ledger in a site's own folder, with the budget of its policy; without a policy it only records."""
-    config, terms = federation.site(site), federation.privatise
-    assert not isinstance(terms, NoPrivatise)
+    config, usual = federation.site(site), federation.privatise.at_delta
+    assert usual is not None  # a federation without budgets has no ledgers
     policy = Policy.load(config.policy) if config.policy else None
-    epsilon, delta = (policy.epsilon, policy.delta) if policy else (gaussian.LARGEST_EPSILON, terms.delta)
+    epsilon, delta = (policy.epsilon, policy.delta) if policy else (gaussian.LARGEST_EPSILON, usual)
     return Ledger(state / "ledger.jsonl", epsilon, delta, site)
