@@ -1,4 +1,4 @@
-"""YAML read into pydantic models; every problem is one line with field, value, reason and fix."""
+"""Read YAML into pydantic models; every error is one line with field, value, reason and fix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def text_of(path: str | Path, what: str = "config") -> str:
 
 
 def mapping(text: str, source: str, page: str = "docs/config.md") -> dict[str, Any]:
-    """YAML text that holds keys and values; `page` is where they are described."""
+    """Parse YAML text that must be a mapping; `page` documents its keys."""
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
