@@ -19,7 +19,7 @@ from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.machine import RoundSpec
 from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
-from fl_privacy.transcript import ViewWriter
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import header_of
 
@@ -31,7 +31,7 @@ Array = NDArray[np.float32]
 class Aggregator(Middleware):
     """A round is settled in two steps, so that either all aggregators move on or none does."""
 
-    def __init__(self, federation: Federation, folder: Path, log: Log, recorder: ViewWriter | None = None) -> None:
+    def __init__(self, federation: Federation, folder: Path, log: Log, recorder: RunRecorder | None = None) -> None:
         super().__init__(federation, log, recorder)
         if not isinstance(federation.route, ShardsRoute):
             raise ConfigError(f"route.kind: {federation.route.kind!r} has no aggregators; use shards")
@@ -111,7 +111,7 @@ class Aggregator(Middleware):
         matrix, tiers = rows.gather(clients)
         if self.recorder is not None:
             events = [{"name": name, "row": row} for row, name in enumerate(clients)]
-            self.recorder.record(spec.round, spec.attempt, {"updates": matrix}, tiers, events)
+            self.recorder.record(spec.run, spec.round, spec.attempt, {"updates": matrix}, tiers, events)
         rule = optimiser.make(**self.federation.combine.model_dump(exclude={"mu", "weights"}))
         rule.restore(self._store.load(spec.run, spec.round - 1)[1])
         shard = rule.step(model, mean.weighted(matrix, exact=self.federation.reproducible))

@@ -15,13 +15,12 @@ from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.dp.sampled import Private
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.identity.keyring import Keyring
-from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics
 from fl_privacy.shard import masks
 from fl_privacy.tasks.train import device as find_device
 from fl_privacy.tasks.workload import Workload
-from fl_privacy.transcript import ViewWriter
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
 
@@ -61,12 +60,11 @@ class Site:
         if isinstance(federation.privatise, Dpsgd):
             self._work.check_records()
         self._outgoing = Outgoing(federation, name, state, len(self._data))
-        self._keys = keys
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in middleware]
         self._owners: masks.Owners | None = None
         self._cut: Array | None = None
         self._whole: Array | None = None
-        self._truth = truth if federation.audit else None
+        self._truth = RunRecorder(truth, name, keys, reopen=True) if truth and federation.audit else None
         self.log("ready", records=len(self._data), parameters=self._work.layout.size)
 
     @property
@@ -211,10 +209,7 @@ class Site:
 
     def _record(self, run: str, round: int, attempt: str, update: Array) -> None:
         assert self._truth is not None
-        key, certificate = load_key(self._keys.key_file), self._keys.certificate_file.read_bytes()
-        # Opened anew each time: in simulation a site moves from one actor to another.
-        writer = ViewWriter(self._truth, self.config.name, run, key, certificate)
-        writer.record(round, attempt or "server", {"update": update})
+        self._truth.record(run, round, attempt or "server", {"update": update})
 
     def _split(self, update: Array) -> list[Array]:
         if not isinstance(self.federation.route, ShardsRoute):

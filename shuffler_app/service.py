@@ -14,7 +14,7 @@ from fl_privacy.round.service import Middleware, Parts
 from fl_privacy.shuffle import Matrix
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp
 from fl_privacy.shuffle.mixing import Group, groups
-from fl_privacy.transcript import ViewWriter
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.buffers import give_back, keep_buffers
 from fl_privacy.wire.stream import chunks
@@ -25,7 +25,7 @@ from .mixer import mix_apart
 class Shuffler(Middleware):
     """Parameter, layer or model shuffling; the key is fresh for every attempt and forgotten with it."""
 
-    def __init__(self, federation: Federation, log: Log, recorder: ViewWriter | None = None) -> None:
+    def __init__(self, federation: Federation, log: Log, recorder: RunRecorder | None = None) -> None:
         super().__init__(federation, log, recorder)
         if not isinstance(federation.route, ShufflerRoute):
             raise ConfigError(f"route.kind: {federation.route.kind!r} has no shuffler; use shuffler")
@@ -49,7 +49,7 @@ class Shuffler(Middleware):
                 # How they are mixed, keys and all: with it the origin of every value can be told, and only with it.
                 events.append({"kind": "mixing", "job": job.to_json()})
                 await asyncio.to_thread(
-                    self.recorder.record, spec.round, spec.attempt, {"updates": matrix}, tiers, events
+                    self.recorder.record, spec.run, spec.round, spec.attempt, {"updates": matrix}, tiers, events
                 )
             with self.metrics.phase("mixing"):
                 await asyncio.to_thread(mix_apart, matrix, rows, job)
