@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.addresses import free_port
 from fl_privacy.config import Federation, ServerRoute
 from fl_privacy.deploy import flower
-from fl_privacy.deploy.engines.ground import Ground, free_port, new_run_name
+from fl_privacy.deploy.engines.workspace import Workspace
+from fl_privacy.deploy.plan import new_run_name
 
 APP = Path(__file__).parent / "stock"
 POLL = 0.5
@@ -17,7 +19,7 @@ POLL = 0.5
 
 def up(federation: Federation, runs_dir: Path, timeout: float) -> list[dict[str, Any]]:
     """Run FedAvg on the federation's task to its end; a line a round, with its time."""
-    ground = Ground(federation.model_copy(update={"route": ServerRoute()}), new_run_name(federation), runs_dir, None)
+    ground = Workspace(federation.model_copy(update={"route": ServerRoute()}), new_run_name(federation), runs_dir, None)
     control = None
     try:
         control, run, timings = _start(ground)
@@ -29,7 +31,7 @@ def up(federation: Federation, runs_dir: Path, timeout: float) -> list[dict[str,
         ground.clear()
 
 
-def _start(ground: Ground) -> tuple[flower.Control, int, Path]:
+def _start(ground: Workspace) -> tuple[flower.Control, int, Path]:
     names = ground.federation.site_names
     ground.prepare()
     keys, address = ground.keys("superlink", "superlink"), f"127.0.0.1:{free_port()}"
@@ -48,7 +50,7 @@ def _start(ground: Ground) -> tuple[flower.Control, int, Path]:
     )
 
 
-def _start_node(ground: Ground, control: flower.Control, address: str, name: str, partition: int) -> None:
+def _start_node(ground: Workspace, control: flower.Control, address: str, name: str, partition: int) -> None:
     folder = ground.home / "nodes" / name
     folder.mkdir(parents=True, mode=0o700)
     control.register(flower.node_key(folder / "node.key"), name)
@@ -60,7 +62,7 @@ def _start_node(ground: Ground, control: flower.Control, address: str, name: str
     ground.fleet.start(f"supernode-{name}", command, {"FLWR_HOME": str(folder / "flwr")}, confined=True)
 
 
-def _follow(ground: Ground, control: flower.Control, run: int, until: float) -> None:
+def _follow(ground: Workspace, control: flower.Control, run: int, until: float) -> None:
     while (status := control.status(run)).status != "finished":
         ground.fleet.check()
         if time.monotonic() > until:

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from fl_privacy.errors import ConfigError
 
+NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"  # of federations, sites and audits
+
 M = TypeVar("M", bound=BaseModel)
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,7 +122,9 @@ class Deployment:
         self.fleet.stop(self.name)
 
 
-def deploy(folder: Path, keys: Keys, federation: Federation, role: str, index: int = 0) -> Deployment:
+def deploy(
+    folder: Path, keys: Keys, federation: Federation, role: str, index: int = 0, options: Sequence[str] = ()
+) -> Deployment:
     """Start `python -m shuffler_app` or `python -m aggregator_app` and wait until it listens."""
     name = role if role == "shuffler" else f"{role}-{index}"
     config = folder / "federation.yaml"
@@ -132,7 +134,7 @@ def deploy(folder: Path, keys: Keys, federation: Federation, role: str, index: i
     if role == "aggregator":
         command += ["--index", str(index), "--state", str(folder / f"state-{index}")]
     fleet = Fleet(folder / "logs", folder / f"{name}.pids")
-    fleet.start(name, command)
+    fleet.start(name, [*command, *options])
     address = str(fleet.wait_for(name, "listening", START)["address"])
     return Deployment(fleet, name, address, keys, federation)
 

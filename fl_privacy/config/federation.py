@@ -17,14 +17,13 @@ from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.combine.rules import RULES, FedAvg, Rule
 from fl_privacy.config.checks import problems
 from fl_privacy.errors import ConfigError
-from fl_privacy.reading import mapping, text_of, validated
+from fl_privacy.reading import NAME, mapping, text_of, validated
 from fl_privacy.routes import ROUTES
 from fl_privacy.routes.base import Route
 from fl_privacy.routes.shuffler import ShufflerRoute
 from fl_privacy.steps import STEPS
 from fl_privacy.steps.base import Off, Privatise, Step
 
-NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 ADDRESS = r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):[0-9]{1,5}$"
 MAX_SITES = 10_000
 
