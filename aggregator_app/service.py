@@ -102,7 +102,7 @@ class Aggregator(Middleware):
             attempt.forget()
         if state.attempt is attempt:
             self.put_model(state, shard, spec.round)
-        terms = {"attempt": spec.attempt, "floor": attempt.round.needed}
+        terms: dict[str, Any] = {"attempt": spec.attempt, "floor": attempt.round.needed}
         self.log("released", run=spec.run, round=spec.round, count=len(clients), **terms)
 
     def _apply(

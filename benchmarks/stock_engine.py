@@ -16,7 +16,7 @@ POLL = 0.5
 
 
 def up(federation: Federation, runs_dir: Path, timeout: float) -> list[dict[str, Any]]:
-    """Run FedAvg on the federation's task to its end; a line a round, with its time."""
+    """Run FedAvg on the federation's task to its end; one line per round, with its time."""
     ground = Ground(federation.model_copy(update={"route": ServerRoute()}), new_run_name(federation), runs_dir, None)
     control = None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 from fl_privacy.config import Federation, Ldp, ShufflerRoute
 from fl_privacy.crypto import keys
@@ -63,7 +64,7 @@ class Shuffler(Middleware):
         finally:
             attempt.forget()
 
-    def _terms(self, attempt: Attempt, job: Job) -> dict[str, object]:
+    def _terms(self, attempt: Attempt, job: Job) -> dict[str, Any]:
         """Under what a round was released, for the log: nothing of who is in it, and no key."""
         assert isinstance(self.federation.route, ShufflerRoute)
         return {
