@@ -2,11 +2,14 @@
 #   PYTHON=python3.12   interpreter for .venv (default: the newest supported one)
 #   TORCH=cpu|cuda      torch build (default: cpu, or the build in .venv)
 #   ARCH=x86_64|aarch64 target architecture of the wheelhouse
-#   ARGS="..."          passed to the command of demo, test, compose-test, bench and lock
+#   WORKERS=4           processes that run tests side by side
+#   ARGS="..."          passed to the command of demo, check, test, compose-test, bench and lock
 PYTHON ?=
 TORCH ?=
 ARCH ?=
 ARGS ?=
+# End-to-end tests wait more than they compute: more processes than cores.
+WORKERS ?= 4
 
 # Any interpreter can run scripts/install.py, which then chooses the one for .venv. Some names may exist but not run.
 STARTER = $(shell for p in $(PYTHON) .venv/bin/python python3 python3.13 python3.12 python3.11 python; do \
@@ -16,14 +19,17 @@ START = $(or $(STARTER),$(error $(NO_PYTHON)))
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 FLAVOUR = $(or $(TORCH),cpu)
 IMAGE = fl-privacy:$(FLAVOUR)
+# A group of tests stays in one process, and tests/conftest.py puts the long groups first.
+PYTEST = $(RUN) python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ENGINE = lines=$$(scripts/engine.sh) && eval "$$lines"
 
-.PHONY: help install demo test bench lint proto schema lock wheelhouse image bundle compose-test clean
+.PHONY: help install demo check test bench lint proto schema lock wheelhouse image bundle compose-test clean
 
 help:
 	@echo "make install   set up .venv"
 	@echo "make demo      run the quickstart federation"
-	@echo "make test      lint, type checks and all tests"
+	@echo "make check     lint, type checks and the tests that start no federation: two minutes"
+	@echo "make test      lint, type checks and all tests: twelve minutes"
 	@echo "make bench     benchmarks"
 	@echo "make lint      ruff and mypy"
 	@echo "make proto     regenerate the code for fl_privacy/wire/*.proto"
@@ -41,8 +47,11 @@ install:
 demo: install
 	@$(RUN) fl-privacy up configs/quickstart.yaml --engine local $(ARGS)
 
+check: lint
+	$(PYTEST) -m "not e2e" $(ARGS)
+
 test: lint
-	$(RUN) python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 bench: install
 	$(RUN) python -m benchmarks $(ARGS)
