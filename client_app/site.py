@@ -70,13 +70,13 @@ class Site:
         self.log("ticket", run=ticket.run, first=ticket.first, last=ticket.last, policy=self.policy)
         done = 0
         for at, start in self._route.rounds(ticket, model):
-            payload = self._payload(at, start)
+            payload = self.payload(at, start)
             self._route.deliver(at, payload)
             self._uploaded(at, payload)
             done += 1
         return done, self._route.reply()
 
-    def _payload(self, at: At, model: Vector) -> Payload:
+    def payload(self, at: At, model: Vector) -> Payload:
         """What leaves the site for an attempt: made once, charged once, and the same bytes when it is sent again."""
         try:
             with self._outbox.alone():
