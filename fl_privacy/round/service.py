@@ -276,13 +276,13 @@ class Middleware(ABC):
         request.sender = self._site(context)
         if request.recipient and request.recipient not in self.federation.site_names:
             raise ProtocolError("NOT_FOUND", "recipient: no site of this federation")
-        self._state(request.run, create=True).mail.post(request, time.monotonic())
+        self._state(request.run).mail.post(request, time.monotonic())
         return pb.Empty()
 
     async def pickup(self, request: pb.PickupRequest, context: Any) -> pb.Letters:
         """A site takes the messages that are for it."""
         site = self._site(context)
-        mail = self._state(request.run, create=True).mail
+        mail = self._state(request.run).mail
         return pb.Letters(letters=mail.pickup(site, request.topic, time.monotonic()))
 
     async def finish(self, request: pb.FinishRequest, context: Any) -> pb.Empty:
