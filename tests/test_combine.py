@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fl_privacy.combine import mean, optimiser
+from fl_privacy.combine import mean, optimiser, robust
+from fl_privacy.combine.rules import Combiner
+from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.shuffle import parameter
+from server_app.strategy import Strategy
 
 UNIT32, UNIT64 = 2.0**-24, 2.0**-53  # half a unit in the last place
 TINY32 = 2.0**-150  # half the smallest float32
@@ -223,3 +226,56 @@ def test_wrong_use_is_refused() -> None:
         rule.step(np.zeros(4, np.float32), np.zeros(4, np.float32))
     with pytest.raises(FederationError, match="state"):
         rule.restore({"m": np.zeros(3, np.float32)})
+
+
+@given(rows=st.integers(1, 20), columns=st.integers(1, 60), trim=st.floats(0, 0.49), seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_robust_rules_are_the_middle_of_each_column_in_any_order(
+    rows: int, columns: int, trim: float, seed: int
+) -> None:
+    matrix = spread(rows, columns, seed)
+    found = robust.median(matrix), robust.trimmed_mean(matrix, trim)
+    assert np.allclose(found[0], np.median(matrix.astype(np.float64), axis=0), rtol=2 * UNIT32, atol=TINY32)
+    dropped = math.floor(trim * rows)
+    kept = np.sort(matrix.astype(np.float64), axis=0)[dropped : rows - dropped]
+    assert np.all(kept[0] * (1 - np.sign(kept[0]) * 1e-6) <= found[1] + TINY32)
+    assert np.all(found[1] <= kept[-1] * (1 + np.sign(kept[-1]) * 1e-6) + TINY32)
+    parameter.shuffle(matrix, seed.to_bytes(32, "big"))
+    again = robust.median(matrix), robust.trimmed_mean(matrix, trim)
+    assert [one.tobytes() for one in again] == [one.tobytes() for one in found]
+
+
+def test_one_outlier_moves_the_mean_but_neither_robust_rule() -> None:
+    honest = np.random.default_rng(0).standard_normal((9, 500), dtype=np.float32)
+    poisoned = np.vstack([honest, np.full((1, 500), 1e6, np.float32)])
+    config = {"sites": 10, "route": {"kind": "server"}}
+
+    def moved(combine: dict[str, object]) -> float:
+        combiner = Combiner(Federation.model_validate({**config, "combine": combine}))
+        return float(np.abs(combiner.step(np.zeros(500, np.float32), poisoned) - honest.mean(axis=0)).max())
+
+    assert moved({"kind": "fedavg"}) > 1e4
+    assert moved({"kind": "median"}) < 2
+    assert moved({"kind": "trimmed-mean", "trim": 0.1}) < 1
+
+
+def test_a_rule_that_a_route_cannot_feed_is_refused() -> None:
+    budgets = "sites: {count: 4, epsilon: 1}\nprivatise: {kind: ldp}\n"
+    with pytest.raises(FederationError, match=r"combine\.weights.*median; use equal"):
+        Federation.parse(budgets + "combine: {kind: median, weights: epsilon}")
+
+
+def test_a_server_may_hold_several_models_each_with_its_own_moments() -> None:
+    federation = Federation.parse("sites: 3\ncombine: {kind: fedadam}")
+    strategy, alone = Strategy(federation), Combiner(federation)
+    models = {"model": np.zeros(8, np.float32), "cluster-1": np.ones(8, np.float32)}
+    for seed in range(3):
+        rows = spread(3, 8, seed)
+        expected = alone.step(models["model"], rows)
+        models = strategy.combine(models, rows, [""] * 3)
+        assert models["model"].tobytes() == expected.tobytes()
+    again = Strategy(federation)
+    again.restore(models, strategy.state())
+    rows = spread(3, 8, 9)
+    one, two = strategy.combine(models, rows, [""] * 3), again.combine(models, rows, [""] * 3)
+    assert [one[name].tobytes() for name in one] == [two[name].tobytes() for name in two]

@@ -20,6 +20,7 @@ from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics
 from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.machine import Phase, Round, RoundSpec, Submission
+from fl_privacy.round.mailbox import Mailbox
 from fl_privacy.round.rows import Rows
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
@@ -291,7 +292,7 @@ class Middleware(ABC):
         state = self._state(request.run)
         if state.attempt:
             state.attempt.fail("the run was finished")
-        state.finished, state.attempt, state.model = True, None, None
+        state.finished, state.attempt, state.model, state.mail = True, None, None, Mailbox()
         state.notify()
         self.log("finished", run=request.run)
         return pb.Empty()
