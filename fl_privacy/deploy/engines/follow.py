@@ -75,7 +75,12 @@ def follow(
         begun = begun or any(event["event"] == "started" for event in events)
         if time.monotonic() - checked > STATUS_EVERY:
             checked = time.monotonic()
-            check()
+            try:
+                check()
+            except LaunchError:
+                if end := _end(tail.poll()):  # it ended in between, as it said
+                    return end
+                raise
             try:
                 found = control.status(flower_run)
             except httpx.HTTPStatusError as error:

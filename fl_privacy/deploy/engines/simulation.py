@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 from fl_privacy.deploy import flower
-from fl_privacy.deploy.engines.ground import Ground, free_port
+from fl_privacy.deploy.engines.ground import Ground
 
 
-def start(ground: Ground) -> tuple[flower.Control, int]:
-    """Start the SuperLink in simulation mode and submit the run."""
+class Running:
+    """The status of a run without a SuperLink: it is running for as long as its process."""
+
+    def status(self, run: int) -> flower.Status:
+        return flower.Status("running", "", "")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def start(ground: Ground) -> tuple[Running, int]:
+    """Start the middleware, and the process that runs the ServerApp and forks the sites."""
     ground.prepare()
-    keys, fleet = ground.keys("superlink", "superlink"), ground.fleet
-    address = f"127.0.0.1:{free_port()}"
-    # Ray's sessions go with the run: in the machine's common folder they would pile up, and two starts would meet.
-    home = {"FLWR_HOME": str(ground.private / "superlink" / "flwr"), "RAY_TMPDIR": str(ground.sockets)}
-    database = ground.private / "superlink" / "state.db"
-    database.unlink(missing_ok=True)
-    fleet.start("superlink", flower.superlink(address, keys, database, simulation=True), home)
     ground.start_middleware()
     facts = {
         "config": str(ground.config),
@@ -28,6 +33,9 @@ def start(ground: Ground) -> tuple[flower.Control, int]:
     }
     (ground.private / "simulation.json").write_text(json.dumps(facts))
     ground.write_server_plan(invite_every_round=True)
-    control = flower.Control(address, keys.authority_file)
-    control.wait(fleet.check)
-    return control, control.start_run({"home": str(ground.private)}, simulated_sites=len(ground.federation.sites))
+    sites = len(ground.federation.sites)
+    processes = min(os.cpu_count() or 1, ground.federation.cohort)
+    command = [sys.executable, "-m", "client_app.forks", "--home", str(ground.private)]
+    command += ["--sites", str(sites), "--processes", str(processes)]
+    ground.fleet.start("simulation", command)
+    return Running(), 0

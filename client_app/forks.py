@@ -1,0 +1,65 @@
+"""`python -m client_app.forks`: a simulation's ServerApp in this process, its sites in forks of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.server.superlink.fleet.vce.backend import Backend
+
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.processes import die_with_parent
+
+from . import simulated  # noqa: F401 (every fork needs it: loaded here, it is loaded once)
+from .app import app
+
+
+class Forks(Backend):
+    """A pool of forks in which Flower's Simulation Runtime runs the ClientApp.
+
+    Ray's actors would each import torch again, in processes that take seconds to start. All forks are made before
+    the first thread starts: a fork inherits the locks of other threads, and nobody who releases them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._pool = ProcessPoolExecutor(count, get_context("fork"), initializer=die_with_parent)
+        self._pool.submit(os.getpid).result()
+
+    @property
+    def num_workers(self) -> int:
+        return self._count
+
+    def build(self, app_fn: Callable[[], ClientApp]) -> None:
+        """Nothing is left to do: the forks have the ClientApp."""
+
+    def is_worker_idle(self) -> bool:
+        return True
+
+    def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
+        return self._pool.submit(_answer, message, context).result()
+
+    def terminate(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _answer(message: Message, context: Context) -> tuple[Message, Context]:
+    return app(message=message, context=context), context
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A simulated federation")
+    parser.add_argument("--home", required=True, help="folder with server.json and simulation.json")
+    parser.add_argument("--sites", type=int, required=True)
+    parser.add_argument("--processes", type=int, required=True, help="how many sites train at a time")
+    options = parser.parse_args()
+    flower.simulate({"home": options.home}, options.sites, Forks(options.processes))
+
+
+if __name__ == "__main__":
+    main()
