@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,6 +15,8 @@ from flwr.server.superlink.fleet.vce.backend import Backend
 
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.processes import die_with_parent
+from fl_privacy.errors import FederationError
+from fl_privacy.ops.log import Log
 
 from . import simulated  # noqa: F401 (every fork needs it: loaded here, it is loaded once)
 from .app import app
@@ -52,14 +55,19 @@ def _answer(message: Message, context: Context) -> tuple[Message, Context]:
     return app(message=message, context=context), context
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="A simulated federation")
     parser.add_argument("--home", required=True, help="folder with server.json and simulation.json")
     parser.add_argument("--sites", type=int, required=True)
     parser.add_argument("--processes", type=int, required=True, help="how many sites train at a time")
     options = parser.parse_args()
-    flower.simulate({"home": options.home}, options.sites, Forks(options.processes))
+    try:
+        flower.simulate({"home": options.home}, options.sites, Forks(options.processes))
+    except FederationError as error:
+        Log("simulation")("error", reason=str(error))
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
