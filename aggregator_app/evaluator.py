@@ -19,6 +19,7 @@ from fl_privacy.ops.metrics import OFF
 from fl_privacy.routes.base import only
 from fl_privacy.routes.shards import Cut, ShardsRoute
 from fl_privacy.tasks.workload import Workload
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
 
@@ -31,11 +32,18 @@ class Evaluator:
     log = Log("evaluator")
     metrics = OFF
 
-    def __init__(self, federation: Federation, keys: Keyring, aggregators: list[str], data_dir: Path | None) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        keys: Keyring,
+        aggregators: list[str],
+        data_dir: Path | None,
+        recorder: RunRecorder | None = None,
+    ) -> None:
         route = only(federation.route, ShardsRoute, "evaluator")
         if route.aggregators != len(aggregators):
             raise ConfigError(f"aggregators: {len(aggregators)} addresses do not fit route {route}")
-        self._federation = federation
+        self._federation, self._recorder = federation, recorder
         self._work = Workload(federation, data_dir)
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in aggregators]
         self._cut = Cut(self._work.layout.size, len(aggregators), federation.seed)
@@ -81,18 +89,22 @@ class Evaluator:
                 raise ProtocolError("FAILED_PRECONDITION", f"round: an aggregator is at {header.round}, not at {round}")
             shards.append(shard)
             self.metrics.moved("in", shard.nbytes)
-        return self._cut.join(shards)
+        model = self._cut.join(shards)
+        if self._recorder is not None:
+            self._recorder.record(run, round, "evaluation", {"model": model})
+        return model
 
 
 def main() -> int:
     parser: argparse.ArgumentParser = process.arguments("The evaluator of a sharded federation")
-    parser.add_argument("--aggregators", nargs="+", required=True, help="host:port of every aggregator, in order")
+    parser.add_argument("--middleware", nargs="+", required=True, help="host:port of every aggregator, in order")
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
     options = parser.parse_args()
     log = Log("evaluator")
 
     def make(federation: Federation) -> Evaluator:
-        return Evaluator(federation, Keyring(options.keys), options.aggregators, options.data_dir)
+        recorder = process.recorder(options, federation, "evaluator")
+        return Evaluator(federation, Keyring(options.keys), options.middleware, options.data_dir, recorder)
 
     return process.run("fl_privacy.wire.Evaluator", make, options, log)
 

@@ -21,7 +21,7 @@ from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
 from fl_privacy.routes.base import only
 from fl_privacy.routes.shards import ShardsRoute
-from fl_privacy.transcript import ViewWriter
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import header_of
 
@@ -33,7 +33,7 @@ Array = NDArray[np.float32]
 class Aggregator(Middleware):
     """A round is settled in two steps, so that either all aggregators move on or none does."""
 
-    def __init__(self, federation: Federation, folder: Path, log: Log, recorder: ViewWriter | None = None) -> None:
+    def __init__(self, federation: Federation, folder: Path, log: Log, recorder: RunRecorder | None = None) -> None:
         super().__init__(federation, log, recorder)
         only(federation.route, ShardsRoute, "aggregators")
         self._store = ShardStore(folder)
@@ -112,7 +112,7 @@ class Aggregator(Middleware):
         matrix, tiers = rows.gather(clients)
         if self.recorder is not None:
             events = [{"kind": "row", "name": name, "row": row} for row, name in enumerate(clients)]
-            self.recorder.record(spec.round, spec.attempt, self.coding.stored(matrix), tiers, events)
+            self.recorder.record(spec.run, spec.round, spec.attempt, self.coding.stored(matrix), tiers, events)
         combiner = Combiner(self.federation)
         combiner.restore(self._store.load(spec.run, spec.round - 1)[1])
         shard = combiner.step(model, self.coding.decode(matrix, model.size), tiers)

@@ -18,15 +18,15 @@ from fl_privacy.deploy.processes import die_with_parent
 from fl_privacy.errors import FederationError
 from fl_privacy.ops.log import Log
 
-from . import simulated  # noqa: F401 (every fork needs it: loaded here, it is loaded once)
+from . import simulated
 from .app import app
 
 
 class Forks(Backend):
     """A pool of forks in which Flower's Simulation Runtime runs the ClientApp.
 
-    Ray's actors would each import torch again, in processes that take seconds to start. All forks are made before
-    the first thread starts: a fork inherits the locks of other threads, and nobody who releases them.
+    They share what this process has loaded, code and data, where every one of Ray's actors would load its own. They
+    are made before the first thread starts: a fork inherits the locks of other threads, and nobody to release them.
     """
 
     def __init__(self, count: int) -> None:
@@ -59,9 +59,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A simulated federation")
     parser.add_argument("--home", required=True, help="folder with server.json and simulation.json")
     parser.add_argument("--sites", type=int, required=True)
-    parser.add_argument("--processes", type=int, required=True, help="how many sites train at a time")
+    parser.add_argument("--processes", type=int, required=True, help="how many sites are active at a time")
     options = parser.parse_args()
     try:
+        simulated.workload(options.home)
         flower.simulate({"home": options.home}, options.sites, Forks(options.processes))
     except FederationError as error:
         Log("simulation")("error", reason=str(error))

@@ -18,12 +18,12 @@ from fl_privacy.routes.base import SiteSeat, Ticket
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.tasks.train import device as find_device
 from fl_privacy.tasks.workload import Fit, Workload
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
 
 from .accounting import Account
 from .outbox import Outbox
 from .pipeline import Pipeline
-from .truth import Truth
 
 
 class Site:
@@ -51,7 +51,8 @@ class Site:
         self._steps = Pipeline(Seat(federation, name, self._work, len(self._data), state))
         self._account = Account(federation, name, state, self._steps.guard.charge)
         self._outbox = Outbox(state if self.private else None)
-        self._truth = Truth(truth if federation.audit else None, name, keys)
+        # Opened for every record: in simulation a site moves from one process to another.
+        self._truth = RunRecorder(truth, name, keys, reopen=True) if truth and federation.audit else None
         tier = self.config.tier if self.private else ""
         self._route = federation.route.site(SiteSeat(federation, self._work.layout, keys, middleware, tier, metrics))
         self.log("ready", records=len(self._data), parameters=self._work.layout.size)
@@ -70,13 +71,13 @@ class Site:
         self.log("ticket", run=ticket.run, first=ticket.first, last=ticket.last, policy=self.policy)
         done = 0
         for at, start in self._route.rounds(ticket, model):
-            payload = self._payload(at, start)
+            payload = self.payload(at, start)
             self._route.deliver(at, payload)
             self._uploaded(at, payload)
             done += 1
         return done, self._route.reply()
 
-    def _payload(self, at: At, model: Vector) -> Payload:
+    def payload(self, at: At, model: Vector) -> Payload:
         """What leaves the site for an attempt: made once, charged once, and the same bytes when it is sent again."""
         try:
             with self._outbox.alone():
@@ -102,8 +103,9 @@ class Site:
         start = self._steps.inward(model, at)
         update = self._train(start, at, private)
         trained = time.monotonic()
-        if self._truth.wanted:
-            self._truth.record(at, update if clean is None else self._train(start, at, clean))
+        if self._truth is not None:
+            honest = update if clean is None else self._train(start, at, clean)
+            self._truth.record(at.run, at.round, at.attempt, {"update": honest})
         if self.config.behaviour is not None:
             update = self.config.behaviour.act(update, at)
         privatised = time.monotonic()

@@ -129,7 +129,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket for the ClientApp")
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
     parser.add_argument("--state", type=Path, help="this site's own folder: ledger and outgoing update")
-    parser.add_argument("--truth", type=Path, help="where to record true updates, with `audit: true`")
+    parser.add_argument(
+        "--truth", type=Path, help="where to record true updates, with `audit: true`; {run} is the run's name"
+    )
     operations(parser)
     return parser
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Model(BaseModel):
-    """Strict by default: an unknown key is a typo, and a config does not change once it is read."""
+    """Strict by default: an unknown key is an error, and a config is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -16,7 +16,7 @@ from fl_privacy.routes.base import only
 from fl_privacy.routes.shuffler import ShufflerRoute
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp
 from fl_privacy.shuffle.mixing import Group
-from fl_privacy.transcript import ViewWriter
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.buffers import give_back, keep_buffers
@@ -28,7 +28,7 @@ from .mixer import mix_apart
 class Shuffler(Middleware):
     """Parameter, layer or model shuffling; the key is fresh for every attempt and forgotten with it."""
 
-    def __init__(self, federation: Federation, log: Log, recorder: ViewWriter | None = None) -> None:
+    def __init__(self, federation: Federation, log: Log, recorder: RunRecorder | None = None) -> None:
         super().__init__(federation, log, recorder)
         self._route = only(federation.route, ShufflerRoute, "shuffler")
 
@@ -53,7 +53,7 @@ class Shuffler(Middleware):
                 # How they are mixed, keys and all: with it the origin of every value can be told, and only with it.
                 events.append({"kind": "mixing", "job": job.to_json()})
                 await asyncio.to_thread(
-                    self.recorder.record, spec.round, spec.attempt, self.coding.stored(matrix), tiers, events
+                    self.recorder.record, spec.run, spec.round, spec.attempt, self.coding.stored(matrix), tiers, events
                 )
             with self.metrics.phase("mixing"):
                 await asyncio.to_thread(mix_apart, matrix, rows, job)

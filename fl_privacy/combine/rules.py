@@ -35,7 +35,7 @@ class Rule(Choice):
     weighable: ClassVar[bool] = True
 
     weights: Literal["equal", "epsilon", "precision"] = Field(
-        "equal", description="by epsilon, or by the inverse of the noise's variance; equal without `privatise`"
+        "equal", description="weight by epsilon or by inverse noise variance; `equal` without `privatise`"
     )
     lr: float = Field(1.0, gt=0)
 
@@ -71,7 +71,7 @@ class FedAvg(Rule):
 
 
 class FedProx(Rule):
-    """FedAvg whose sites add mu/2 |w - w_global|^2 to their loss."""
+    """FedAvg; sites add mu/2 |w - w_global|^2 to their loss."""
 
     kind: Literal["fedprox"] = "fedprox"
     mu: float = Field(0.1, gt=0)

@@ -4,7 +4,6 @@ from fl_privacy.choices import Model
 from fl_privacy.config.federation import (
     ADDRESS,
     MAX_SITES,
-    NAME,
     Address,
     Federation,
     Hosts,
@@ -14,6 +13,7 @@ from fl_privacy.config.federation import (
     Training,
     schema,
 )
+from fl_privacy.reading import NAME
 from fl_privacy.routes.server import ServerRoute
 from fl_privacy.routes.shards import ShardsRoute
 from fl_privacy.routes.shuffler import ShufflerRoute

@@ -17,14 +17,13 @@ from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.combine.rules import RULES, FedAvg, Rule
 from fl_privacy.config.checks import problems
 from fl_privacy.errors import ConfigError
-from fl_privacy.reading import mapping, text_of, validated
+from fl_privacy.reading import NAME, mapping, text_of, validated
 from fl_privacy.routes import ROUTES
 from fl_privacy.routes.base import Route
 from fl_privacy.routes.shuffler import ShufflerRoute
 from fl_privacy.steps import STEPS
 from fl_privacy.steps.base import Off, Privatise, Step
 
-NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 ADDRESS = r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):[0-9]{1,5}$"
 MAX_SITES = 10_000
 
@@ -32,32 +31,32 @@ Address = Annotated[str, Field(pattern=ADDRESS)]
 
 
 class Site(Model):
-    """One participant: its data never leave it."""
+    """One participant. Its data never leave the site."""
 
     name: str = Field(pattern=NAME)
-    epsilon: float | None = Field(None, gt=0, description="privacy budget per round; none without `privatise`")
+    epsilon: float | None = Field(None, gt=0, description="privacy budget per round; omit it without `privatise`")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda or cuda:N")
-    data: Path | None = Field(None, description="this site's data folder; default: the run's --data-dir")
-    policy: Path | None = Field(None, description="this site's own policy file; it binds the worker")
+    data: Path | None = Field(None, description="the site's data folder; default: the run's --data-dir")
+    policy: Path | None = Field(None, description="the site's policy file, which binds its worker")
     behaviour: Annotated[Behaviour, Chosen(BEHAVIOURS)] | None = Field(
         None, description="misbehave on purpose, to measure a defence; only with `audit: true`"
     )
 
     @property
     def tier(self) -> str:
-        """The privacy label its updates travel under."""
+        """The privacy label of the site's updates."""
         return "" if self.epsilon is None else f"{self.epsilon:g}"
 
 
 class Partition(Model):
-    """How a pooled data set is dealt to the sites."""
+    """How a pooled data set is split among the sites."""
 
     kind: Literal["iid", "dirichlet", "by-site"] = "iid"
     alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
 
 
 class Training(Model):
-    """Local training of one round."""
+    """Local training in one round."""
 
     epochs: int = Field(5, ge=1, le=1000)
     batch_size: int = Field(16, ge=1, le=65536)
@@ -67,19 +66,19 @@ class Training(Model):
 
 
 class Task(Model):
-    """What is learned."""
+    """What the federation learns."""
 
     dataset: Literal["digits", "mnist", "cifar10", "heart-disease", "lcl"] = "digits"
     model: Literal["mlp", "lenet5", "cnn", "mobilecnn", "lstm"] = "mlp"
     hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] | None = Field(
-        None, max_length=8, description="hidden widths of the mlp; default: the model's own"
+        None, max_length=8, description="hidden layer widths of the mlp; default: the model's own"
     )
     partition: Partition = Partition()
     train: Training = Training()
 
 
 class Hosts(Model):
-    """Where the listening roles are dialled, as host:port; sites are dialled by nobody."""
+    """The addresses of the listening roles, as host:port. Sites accept no connections."""
 
     superlink: Address
     shuffler: Address | None = None
@@ -96,36 +95,36 @@ class Hosts(Model):
 
 
 class Federation(Model):
-    """A federation: who takes part, what is learned, and a choice at each arrow of an update's way."""
+    """A federation: who takes part, what they learn, and a choice for each step of an update's path."""
 
     name: str = Field("federation", pattern=NAME)
-    sites: tuple[Site, ...] = Field(description="a count, a count and what all share, or a list of sites")
+    sites: tuple[Site, ...] = Field(description="a count, a count with shared settings, or a list of sites")
     task: Task = Task()
     rounds: int = Field(5, ge=1, le=100_000)
-    cohort: int = Field(0, ge=0, validate_default=True, description="sites a round; default (0): all")
+    cohort: int = Field(0, ge=0, validate_default=True, description="sites per round; default (0): all")
     quorum: int = Field(
-        0, ge=0, validate_default=True, description="fewest answers that make a round; default (0): cohort"
+        0, ge=0, validate_default=True, description="fewest updates that complete a round; default (0): cohort"
     )
-    deadline: float = Field(120.0, gt=0, le=86_400, description="seconds a round may take")
+    deadline: float = Field(120.0, gt=0, le=86_400, description="time limit per round, in seconds")
     rounds_per_message: Literal["auto"] | Annotated[int, Field(ge=1, le=100_000)] = Field(
-        "auto", description="rounds that one Flower message starts; auto: all that the route allows"
+        "auto", description="rounds started by one Flower message; auto: as many as the route allows"
     )
-    attempts: int = Field(3, ge=1, le=100, description="tries at a round before the run fails")
+    attempts: int = Field(3, ge=1, le=100, description="attempts at a round before the run fails")
     seed: int = Field(0, ge=0, lt=2**63, description="partition, initial model, cohorts, local training, shard masks")
-    reproducible: bool = Field(False, description="seeded keys and noise: the run is repeatable and NOT private")
-    audit: bool = Field(False, description="middleware and sites record their own views too, for attacks to be scored")
+    reproducible: bool = Field(False, description="seed keys and noise: the run is repeatable and NOT private")
+    audit: bool = Field(False, description="middleware and sites also record their own views, to score attacks")
     privatise: Annotated[Privatise, Chosen(STEPS, "privatise.")] = Off()
     permute: Annotated[Step, Chosen(STEPS, "permute.")] = Off()
     compress: Annotated[Step, Chosen(STEPS, "compress.")] = Off()
     encode: Annotated[Step, Chosen(STEPS, "encode.")] = Off()
     route: Annotated[Route, Chosen(ROUTES)] = ShufflerRoute()
     combine: Annotated[Rule, Chosen(RULES)] = FedAvg()
-    hosts: Hosts | None = Field(None, description="for `provision`: where the roles of real machines are dialled")
+    hosts: Hosts | None = Field(None, description="for `provision`: addresses of the roles on real machines")
 
     @field_validator("sites", mode="before")
     @classmethod
     def _sites_from_count(cls, value: Any) -> Any:
-        """`sites: 5` means site-0 to site-4; `{count: 200, epsilon: [0.5, 8]}` deals the budgets out in turn."""
+        """`sites: 5` means site-0 to site-4; `{count: 200, epsilon: [0.5, 8]}` assigns the budgets in turn."""
         shared = dict(value) if isinstance(value, dict) else {}
         count = shared.pop("count", None) if shared else value
         if isinstance(count, bool) or not isinstance(count, int):
@@ -158,7 +157,7 @@ class Federation(Model):
 
     @classmethod
     def load(cls, path: str | Path) -> Federation:
-        """Read and validate a YAML file; every problem is one line with field, value, reason and fix."""
+        """Read and validate a YAML file. An error is one line with field, value, reason and fix."""
         return cls.parse(text_of(path), str(path))
 
     @classmethod
@@ -167,12 +166,12 @@ class Federation(Model):
         return validated(cls, mapping(text, source), source)
 
     def to_yaml(self) -> str:
-        """The whole federation, defaults filled in: what every process of a run reads."""
+        """The whole federation with defaults filled in, as every process of a run reads it."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what all parties must agree on; a site's data folder and device are its own affair."""
+        """SHA-256 of what all parties must agree on; excludes each site's data folder, device and policy."""
         values = self.model_dump(mode="json", exclude={"hosts"})
         values["sites"] = [{"name": site.name, "epsilon": site.epsilon} for site in self.sites]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -189,12 +188,12 @@ class Federation(Model):
 
     @property
     def floor(self) -> int:
-        """Fewest updates that may be released together on this route."""
+        """Smallest number of updates that may be released together on this route."""
         return self.route.floor
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What an update goes through at its site, in order."""
+        """The steps of an update at its site, in order."""
         return self.privatise, self.permute, self.compress, self.encode
 
     @cached_property
@@ -209,14 +208,14 @@ class Federation(Model):
 
     @property
     def rounds_per_ticket(self) -> int:
-        """Rounds that one Flower message starts."""
+        """Rounds started by one Flower message."""
         if self.rounds_per_message == "auto":
             return self.rounds if self.route.long_tickets else 1
         return self.rounds_per_message
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a federation, with `sites` as people write it."""
+    """The JSON schema of a federation, with the short forms of `sites`."""
     made = Federation.model_json_schema()
     made["properties"]["sites"] = {
         "anyOf": [

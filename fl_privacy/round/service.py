@@ -21,7 +21,7 @@ from fl_privacy.ops.metrics import OFF, Metrics
 from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.machine import Phase, Round, RoundSpec, Submission
 from fl_privacy.round.rows import Rows
-from fl_privacy.transcript import ViewWriter
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import Part, Receiver, chunks, digest, header_of
 
@@ -42,7 +42,7 @@ class Middleware(ABC):
 
     metrics: Metrics = OFF
 
-    def __init__(self, federation: Federation, log: Log, recorder: ViewWriter | None = None) -> None:
+    def __init__(self, federation: Federation, log: Log, recorder: RunRecorder | None = None) -> None:
         self.federation, self.coding = federation, federation.coding
         self.log = log
         self.recorder = recorder

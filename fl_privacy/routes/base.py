@@ -157,7 +157,7 @@ class Route(Choice, ABC):
 
     @abstractmethod
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
-        """Cost of one full round, for one party of each kind."""
+        """The cost of one full round for one party of each kind."""
 
     @abstractmethod
     def site(self, seat: SiteSeat) -> SiteEnd:

@@ -22,7 +22,7 @@ POLL = 0.1
 
 
 class ServerRoute(Route):
-    """The baseline: updates go through Flower, and the server sees who sent what."""
+    """The baseline: updates travel through Flower, and the server sees who sent what."""
 
     kind: Literal["server"] = "server"
     long_tickets: ClassVar[bool] = False  # the model comes with the ticket

@@ -47,11 +47,11 @@ class AllOrNone:
 
 
 class ShardsRoute(Route):
-    """Updates are cut into shards over several aggregators; the server sees none."""
+    """Sites split updates into shards over several aggregators; the server receives none."""
 
     kind: Literal["shards"] = "shards"
     aggregators: int = Field(3, ge=2, le=255)
-    n_min: int = Field(2, ge=2, description="fewest updates that may be averaged together")
+    n_min: int = Field(2, ge=2, description="smallest number of updates that may be averaged together")
 
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect", "settle")
     server_combines: ClassVar[bool] = False

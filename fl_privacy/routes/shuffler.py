@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class ShufflerRoute(Route):
-    """Updates go to the shuffler, which hands the server a mixture."""
+    """Sites send updates to the shuffler, which gives the server a mixture."""
 
     kind: Literal["shuffler"] = "shuffler"
     level: Literal["model", "layer", "parameter"] = "parameter"
-    n_min: int = Field(3, ge=2, description="fewest updates that may be released together")
+    n_min: int = Field(3, ge=2, description="smallest number of updates that may be released together")
     buckets: Literal["none", "published", "levelled"] = Field(
         "none",
-        description="mix only within budget buckets: IntraShuffler's merge, or with noise topped up to the bucket's",
+        description="mix only within budget buckets: with IntraShuffler's merge, or with noise levelled per bucket",
     )
-    label: Literal["min", "mean"] = Field("min", description="the epsilon of a merged bucket")
+    label: Literal["min", "mean"] = Field("min", description="which epsilon labels a merged bucket")
 
     @property
     def floor(self) -> int:

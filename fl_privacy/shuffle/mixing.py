@@ -1,4 +1,4 @@
-"""Which updates are mixed with which, and what the server is told of the result."""
+"""Which updates are mixed together, and which labels the server receives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Group:
-    """Updates that are shuffled together: their indices, and the tier that each row of the mixture is labelled with."""
+    """Updates shuffled together: their indices, and the tier label of each row of the mixture."""
 
     members: tuple[int, ...]
     tiers: tuple[str, ...]

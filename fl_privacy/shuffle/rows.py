@@ -1,4 +1,4 @@
-"""Whole rows in another order, in place and with little extra memory."""
+"""Reorder whole rows in place with little extra memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reorder(matrix: Matrix, order: Sequence[int] | NDArray[np.integer]) -> Matri
 
 
 def gather(matrix: Matrix, order: NDArray[np.int64], columns: slice) -> None:
-    """Rows `order` of these columns to the top, through a buffer of a few MiB."""
+    """Move rows `order` of these columns to the top, through a buffer of a few MiB."""
     if np.array_equal(order, np.arange(order.size)):
         return
     width = max(1, BUFFER_ENTRIES // order.size)

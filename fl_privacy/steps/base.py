@@ -111,7 +111,7 @@ class Privatise(Step):
         raise TypeError(f"{self.kind} has no budget")
 
     def missing(self, epsilon: float, weakest: float) -> float:
-        """Standard deviation of what brings noise of `epsilon` to that of the smaller budget `weakest`."""
+        """Standard deviation that tops up the noise of `epsilon` to that of the smaller budget `weakest`."""
         raise TypeError(f"{self.kind} adds no noise to an update")
 
 

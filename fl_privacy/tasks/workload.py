@@ -1,4 +1,4 @@
-"""A federation's task made real: its data, its model, and the flat vector in between."""
+"""A federation's task in memory: its data, its model, and the flat vector of its parameters."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 Fit = Callable[..., Any]  # (model, data, recipe, device=...): trains the model in place
 Check = Callable[[nn.Module, tuple[int, ...], int], None]  # (model, shape of a record, classes)
 
-# One file read serves all sites of one process (hundreds of them in simulation).
+# Files are read once for all sites of a process (hundreds in simulation).
 _split = lru_cache(maxsize=2)(load)
 
 
 class Workload:
-    """One model in memory; sites of the same process share it, one after the other."""
+    """One model in memory, which the sites of a process use in turn."""
 
     def __init__(self, federation: Federation, data_dir: Path | None = None) -> None:
-        # One thread: sums come out the same on every engine, and several sites share the machine's cores.
+        # One thread: sums are the same on every engine, and several sites share the machine's cores.
         torch.set_num_threads(1)
         self.federation, self._checked = federation, set[Check]()
         task = federation.task
@@ -63,7 +63,7 @@ class Workload:
         device: str = "cpu",
         private: Fit | None = None,
     ) -> NDArray[np.float32]:
-        """Train from `start` on a site's records, by `private` if it is given, and return the difference."""
+        """Train from `start` on a site's records, with `private` if given, and return the difference."""
         vector.load(self.model, start, self.layout)
         seed = training_seed(self.federation.seed, site, round)
         (private or partial(fit, seed=seed))(self.model, data, self.recipe, device=device)
@@ -83,7 +83,7 @@ class Workload:
 
 
 def model_of(federation: Federation) -> nn.Module:
-    """The federation's model, which nobody needs data to know."""
+    """The federation's model; needs no data."""
     entry, task = CATALOG[federation.task.dataset], federation.task
     return models.build(task.model, entry.shape, entry.classes, federation.seed, task.hidden)
 
@@ -99,5 +99,5 @@ def recipe_of(federation: Federation) -> Recipe:
 
 
 def training_seed(seed: int, site: str, round: int) -> int:
-    """The order of a site's batches in a round: its own, and the same on every engine."""
+    """The seed for a site's batch order in a round: different per site, and the same on every engine."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{site}/{round}".encode()).digest()[:7], "big")

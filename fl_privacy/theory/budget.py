@@ -1,4 +1,4 @@
-"""What the sites' budgets come to over a whole run, by tier."""
+"""The composed budgets of a whole run, by tier."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tier:
-    """A budget of the public grid: who has it, its noise, and its epsilon a round and after all rounds.
+    """A budget of the public grid: its number of sites, its noise, and its epsilon per round and after all rounds.
 
-    A tier with one site is a name: buckets hide it only where they merge it with others.
-    `unit` is what is protected. For records the noise is that of one step, at a site of average size.
+    A tier with only one site identifies that site, unless buckets merge it with others.
+    `unit` is what is protected. For records, the noise is that of one step at a site of average size.
     """
 
     epsilon: float
@@ -26,7 +26,7 @@ class Tier:
 
 
 def tiers(federation: Federation) -> list[Tier]:
-    """By rising epsilon; a site may be drawn in every round, so all rounds count."""
+    """The tiers in order of epsilon. A site may be drawn in every round, so all rounds count."""
     if federation.unit is None:
         return []
     found = Counter(site.epsilon for site in federation.sites if site.epsilon is not None)

@@ -1,4 +1,4 @@
-"""What a round costs each party, in closed form. Every route has its own (fl_privacy/routes)."""
+"""What a round costs each party, in closed form. Every route defines its own cost (fl_privacy/routes)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fl_privacy.coding import FLOAT32, Coding
 
 @dataclass(frozen=True)
 class Cost:
-    """One party's share of one round: calls and messages it takes part in, parameters and bytes of vectors."""
+    """One party's share of one round: calls and messages it takes part in, and its vector parameters and bytes."""
 
     party: str
     count: int
@@ -23,7 +23,7 @@ class Cost:
 def cost(
     coding: Coding, party: str, count: int, messages: float, *, models: tuple[int, int], updates: tuple[int, int]
 ) -> Cost:
-    """From the parameters of models and of updates that a party takes in and sends out."""
+    """The cost for the model and update parameters that a party receives and sends."""
     parameters = [model + update for model, update in zip(models, updates, strict=True)]
     sizes = [FLOAT32.nbytes(m) + coding.nbytes(u) for m, u in zip(models, updates, strict=True)]
     return Cost(party, count, messages, parameters[0], parameters[1], sizes[0], sizes[1])

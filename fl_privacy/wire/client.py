@@ -61,7 +61,13 @@ def fetch(stub: Stub, request: pb.FetchRequest, timeout: float) -> tuple[pb.Roun
 
 
 def submit(
-    stub: Stub, round: pb.RoundHeader, payload: Payload, timeout: float, coding: Coding, tier: str = "", floor: int = 1
+    stub: Stub,
+    round: pb.RoundHeader,
+    payload: Payload,
+    timeout: float,
+    coding: Coding = FLOAT32,
+    tier: str = "",
+    floor: int = 1,
 ) -> bool:
     """Send an update, or a shard of one; returns whether it was there already."""
     header = pb.VectorHeader(

@@ -7,11 +7,11 @@ import os
 import sys
 
 from fl_privacy.deploy import flower
-from fl_privacy.deploy.engines.ground import Ground
+from fl_privacy.deploy.engines.workspace import Workspace
 
 
 class Running:
-    """The status of a run without a SuperLink: it is running for as long as its process."""
+    """The status of a run without a SuperLink: it is running for as long as its process lives."""
 
     def status(self, run: int) -> flower.Status:
         return flower.Status("running", "", "")
@@ -20,22 +20,30 @@ class Running:
         """Nothing is open."""
 
 
-def start(ground: Ground) -> tuple[Running, int]:
+def start(workspace: Workspace) -> tuple[Running, int]:
     """Start the middleware, and the process that runs the ServerApp and forks the sites."""
-    ground.prepare()
-    ground.start_middleware()
+    workspace.prepare()
+    workspace.start_middleware()
     facts = {
-        "config": str(ground.config),
-        "data_dir": str(ground.data_dir) if ground.data_dir else None,
-        "run_dir": str(ground.run_dir),
-        "middleware": ground.middleware,
-        "sites": str(ground.sites),
+        "config": str(workspace.config),
+        "data_dir": str(workspace.data_dir) if workspace.data_dir else None,
+        "run_dir": str(workspace.run_dir),
+        "middleware": workspace.middleware,
+        "sites": str(workspace.sites),
     }
-    (ground.private / "simulation.json").write_text(json.dumps(facts))
-    ground.write_server_plan(invite_every_round=True)
-    sites = len(ground.federation.sites)
-    processes = min(os.cpu_count() or 1, ground.federation.cohort)
-    command = [sys.executable, "-m", "client_app.forks", "--home", str(ground.private)]
+    (workspace.private / "simulation.json").write_text(json.dumps(facts))
+    sites, cores = len(workspace.federation.sites), _cores()
+    # With a process for every site, one message starts all rounds: sites wait for the next one at the middleware.
+    # Flower's runtime waits for each of them in a thread of a pool, which Python limits to this many.
+    resident = sites <= min(32, cores + 4)
+    processes = sites if resident else min(cores, workspace.federation.cohort)
+    workspace.write_server_plan(invite_every_round=not resident)
+    command = [sys.executable, "-m", "client_app.forks", "--home", str(workspace.private)]
     command += ["--sites", str(sites), "--processes", str(processes)]
-    ground.fleet.start("simulation", command)
+    workspace.fleet.start("simulation", command, flower.direct())
     return Running(), 0
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Dpsgd(Privatise):
-    """DP-SGD: clipped and noised in every step of local training (unit: a record; adjacency: add or remove one)."""
+    """DP-SGD: clips and adds noise in every local training step (unit: a record; adjacency: add or remove one)."""
 
     kind: Literal["dpsgd"] = "dpsgd"
     clip: float = Field(1.0, gt=0, description="largest norm of one record's gradient, over the whole model")

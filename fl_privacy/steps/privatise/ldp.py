@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Ldp(Privatise):
-    """The whole update is clipped and noised for the site's own epsilon (unit: the site; adjacency: replacement)."""
+    """Clips the whole update and adds noise for the site's epsilon (unit: the site; adjacency: replacement)."""
 
     kind: Literal["ldp"] = "ldp"
-    clip: float = Field(1.0, gt=0, description="largest norm of an update; noise is 2 clip sigma(epsilon, delta)")
+    clip: float = Field(1.0, gt=0, description="largest norm of an update; the noise is 2 clip sigma(epsilon, delta)")
     delta: float = Field(1e-5, gt=0, lt=1)
 
     unit: ClassVar[str] = ldp.UNIT
