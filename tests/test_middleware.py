@@ -816,7 +816,7 @@ def play_shard(deployment: Deployment, round: pb.RoundHeader, rows: Array) -> cl
 
 
 def step(shard: Array, rows: Array) -> Array:
-    return optimiser.make("fedavg").step(shard, mean.weighted(rows))
+    return optimiser.FedAvg().step(shard, mean.weighted(rows))
 
 
 def test_only_the_evaluator_seeds_and_only_once(aggregator: Deployment) -> None:
