@@ -19,6 +19,7 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.errors import ConfigError, FederationError
 from fl_privacy.shard import masks
+from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript import open_run
 from fl_privacy.transcript.events import Row
 
@@ -37,7 +38,7 @@ NAME = colluding.ATTACK.name
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def colluded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = up(Federation.parse(CONFIG), "simulation", tmp_path_factory.mktemp("runs"))
     assert result.status == "completed", result.reason
     return Path(result.path)
@@ -62,10 +63,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize("colluders", [(), (0,), (0, 2), (2, 1, 0)])
-def test_colluding_aggregators_see_the_union_of_their_shards(run_dir: Path, colluders: tuple[int, ...]) -> None:
+def test_colluding_aggregators_see_the_union_of_their_shards(colluded: Path, colluders: tuple[int, ...]) -> None:
     """The updates bear no noise, so that exactly the coordinates of their masks are known; with all, the update."""
     observers = [f"aggregator-{k}" for k in colluders]
-    found = attacks.replay(run_dir, [NAME], seeds=1, observers=observers)[NAME]
+    found = attacks.replay(colluded, [NAME], seeds=1, observers=observers)[NAME]
     assert found["observers"] == sorted(observers or [f"aggregator-{k}" for k in range(AGGREGATORS)])
     measure = found["measures"]["coordinates"]
     assert measure["value"] == pytest.approx(len(found["observers"]) / AGGREGATORS, abs=0.05)
@@ -73,14 +74,14 @@ def test_colluding_aggregators_see_the_union_of_their_shards(run_dir: Path, coll
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_installed_package_adds_an_attack_and_scores_are_kept_for_each_set_of_observers(run_dir: Path) -> None:
+def test_an_installed_package_adds_an_attack_and_scores_are_kept_for_each_set_of_observers(colluded: Path) -> None:
     pair = "aggregator-0,aggregator-2"
-    two = json_of(cli("attack", run_dir, NAME, "--observer", pair, "--seeds", "1", "--json"))["attacks"][NAME]
-    every = json_of(cli("attack", run_dir, NAME, "--seeds", "1", "--json"))["attacks"][NAME]
-    kept = {path.name: json.loads(path.read_text()) for path in (run_dir / "attacks").glob(f"{NAME}*")}
+    two = json_of(cli("attack", colluded, NAME, "--observer", pair, "--seeds", "1", "--json"))["attacks"][NAME]
+    every = json_of(cli("attack", colluded, NAME, "--seeds", "1", "--json"))["attacks"][NAME]
+    kept = {path.name: json.loads(path.read_text()) for path in (colluded / "attacks").glob(f"{NAME}*")}
     assert kept == {f"{NAME}.aggregator-0+aggregator-2.json": two, f"{NAME}.json": every}
     assert 0 < two["measures"]["coordinates"]["value"] < every["measures"]["coordinates"]["value"] == 1
-    printed = cli("attack", run_dir, "--observer", pair, "--seeds", "1")  # no name: whatever can read these views
+    printed = cli("attack", colluded, "--observer", pair, "--seeds", "1")  # no name: whatever can read these views
     assert printed.returncode == 0, printed.stderr
     assert "seen by" in printed.stdout
     assert "aggregator-2" in printed.stdout
@@ -98,28 +99,28 @@ def test_an_installed_package_adds_an_attack_and_scores_are_kept_for_each_set_of
     ],
 )
 def test_an_observer_that_is_not_there_or_of_no_use_is_named_with_the_fix(
-    run_dir: Path, words: tuple[str, ...], reason: str
+    colluded: Path, words: tuple[str, ...], reason: str
 ) -> None:
-    done = cli("attack", run_dir, *words)
+    done = cli("attack", colluded, *words)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert reason in done.stderr
 
 
-def test_a_run_without_any_view_that_an_attack_reads_is_refused(run_dir: Path) -> None:
+def test_a_run_without_any_view_that_an_attack_reads_is_refused(colluded: Path) -> None:
     class OfMixes(colluding.JoinedShards):
         observers = ("mix-*", "shuffler")
 
     with pytest.raises(FederationError, match="no view that joined-shards can use; use a run with a view of mix-"):
-        observers_of(OfMixes(), open_run(run_dir))
+        observers_of(OfMixes(), open_run(colluded))
 
 
-def test_the_example_in_the_documentation_runs(run_dir: Path) -> None:
+def test_the_example_in_the_documentation_runs(colluded: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "attacks.md").read_text()
     names: dict[str, Any] = {}
     exec(page.split("```python\n")[1].split("```")[0], names)
     attacks.ATTACKS.add("largest-update", names["ATTACK"])
     try:
-        found = attacks.replay(run_dir, ["largest-update"], seeds=1)["largest-update"]
+        found = attacks.replay(colluded, ["largest-update"], seeds=1)["largest-update"]
     finally:
         attacks.ATTACKS.remove("largest-update")
     assert found["measures"]["largest"]["value"] == 1  # all aggregators together hold the whole updates
@@ -136,13 +137,14 @@ def test_what_is_registered_must_be_an_attack_of_that_name(name: str, given: Any
         attacks.ATTACKS.remove(name)
 
 
-def test_the_evaluator_records_every_model_that_it_held(run_dir: Path) -> None:
-    """Its models differ by the mean of the updates, which the aggregators hold in shards."""
-    run = open_run(run_dir)
+def test_the_evaluator_records_every_model_that_it_held(colluded: Path) -> None:
+    """They differ by the mean of the updates, which the aggregators hold in shards; the first one is public."""
+    run = open_run(colluded)
     assert run.manifest["observers"]["evaluator"] == "views/evaluator"
     view = run.view("evaluator")
-    assert view.rounds == list(range(ROUNDS + 1))
-    models = [view.round(round).arrays["model"] for round in view.rounds]
+    assert view.rounds == list(range(1, ROUNDS + 1))
+    models = [Workload(Federation.parse(CONFIG)).initial]
+    models += [view.round(round).arrays["model"] for round in view.rounds]
     shards = [run.view(f"aggregator-{k}") for k in range(AGGREGATORS)]
     owners = masks.owners(models[0].size, AGGREGATORS, SEED)
     for round in range(1, ROUNDS + 1):
@@ -150,4 +152,4 @@ def test_the_evaluator_records_every_model_that_it_held(run_dir: Path) -> None:
         means = [shard.round(round).arrays["updates"].mean(axis=0, dtype=np.float64) for shard in shards]
         step = masks.join([mean.astype(np.float32) for mean in means], owners)
         np.testing.assert_allclose(models[round] - models[round - 1], step, atol=1e-6)
-    assert cli("transcript", "verify", run_dir).returncode == 0
+    assert cli("transcript", "verify", colluded).returncode == 0

@@ -97,9 +97,13 @@ class Truth:
         raise TranscriptError(f"{self._run.path}: no view names the sites of round {round}; record the run again")
 
     def _clean(self, round: int, witness: Witness) -> dict[str, Vector]:
-        # Where updates go through Flower, a site does not learn the name of the attempt.
-        attempt = "server" if witness.view.observer == "server" else witness.attempt
-        return {name: self._run.truth(name).round(round, attempt).arrays["update"] for name in witness.names}
+        found = {}
+        for name in witness.names:
+            truth = self._run.truth(name)
+            # In older runs a site did not learn the attempt's name where its update went through Flower.
+            attempt = witness.attempt if witness.attempt in truth.attempts(round) else "server"
+            found[name] = truth.round(round, attempt).arrays["update"]
+        return found
 
     def _traced(self, round: int) -> RoundTruth:
         view, attempt, events = witness = self._witness(round)

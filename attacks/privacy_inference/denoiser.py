@@ -50,7 +50,7 @@ class Denoiser:
 
 
 def learn(clean: Matrix, seen: list[Observation]) -> Denoiser:
-    """The denoiser from clean auxiliary updates (one a row) and what noise the labels of a run turn out to mean."""
+    """The denoiser from clean auxiliary updates (one per row), and the noise that the labels of a run stand for."""
     gram = np.asarray(clean @ clean.T, np.float64)
     values, mixtures = np.linalg.eigh(gram)
     strongest = np.argsort(values)[::-1][:DIRECTIONS]

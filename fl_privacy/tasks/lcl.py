@@ -1,4 +1,4 @@
-"""Low Carbon London: half-hourly load of 60 households in 2013; 40 make 200 sites, 20 are an attacker's own data."""
+"""Low Carbon London: half-hourly load of 60 households in 2013. 40 form 200 sites, 20 are an attacker's data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_privacy.tasks.data import Split
 from fl_privacy.tasks.load import Columns, Plan, Readings
 
 ARCHIVE = "lcl_2013_60households.tar.xz"
-# Over names and files, not over the archive: everyone packs the public files differently.
+# Over names and files, not over the archive, which differs every time the public files are packed.
 CONTENT = "c30372d4f3c30df3fe856826ef1c9a28f89220addcf24b4f29e4cde46efc07eb"
 COLUMNS = Columns("LCLid", "tstp", "energy(kWh/hh)")
 START = np.datetime64("2013-01-01T00:00", "ns")
@@ -24,11 +24,11 @@ PLAN = Plan(windows=LCL_WINDOWS, length=48, stride=7, held_out=15 * 48)
 
 
 def load(data_dir: Path | None = None) -> Split:
-    """The records of 200 sites: a household in one of five windows of the year."""
+    """The records of 200 sites, each a household in one of five windows of the year."""
     members, _ = sides(readings(data_dir))
     made = electricity.split(members, PLAN)
     if made.sites != CATALOG["lcl"].sites:
-        raise DataError(f"lcl: the files make {len(made.sites)} sites, not the {len(CATALOG['lcl'].sites)} known")
+        raise DataError(f"lcl: the files give {len(made.sites)} sites, not {len(CATALOG['lcl'].sites)}; get them again")
     return made
 
 
@@ -46,7 +46,7 @@ def readings(data_dir: Path | None = None) -> Readings:
         return Readings(tuple(map(str, arrays["households"])), arrays["kwh"], START)
     contents = files.unpack(archive, f"lcl/{ARCHIVE}", key)
     path = files.folder(data_dir, "lcl") / "lcl" / ARCHIVE
-    files.check(path, files.content_sum(contents), CONTENT, "over its files it should be")
+    files.check(path, files.content_sum(contents), CONTENT, "expected (all files)")
     tables = (electricity.read_csv(content, COLUMNS, f"lcl: {name}") for name, content in contents.items())
     found = electricity.on_grid(tables, START, STEPS)
     cache.write(kept, {"households": np.array(found.households), "kwh": found.kwh})
@@ -54,5 +54,5 @@ def readings(data_dir: Path | None = None) -> Readings:
 
 
 def key(path: PurePosixPath) -> str | None:
-    """The name of a household's file, wherever in the archive it is."""
+    """The name of a household's file, anywhere in the archive."""
     return path.name if path.match("MAC*.csv") else None
