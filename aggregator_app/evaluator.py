@@ -54,7 +54,7 @@ class Evaluator:
     def refused(self, error: ProtocolError) -> None:
         """Called for every request that is turned away."""
         self.metrics.reject(error.code, str(error))
-        self.log.sparingly("refused", code=error.code, reason=str(error))
+        self.log.rate_limited("refused", code=error.code, reason=str(error))
 
     def _evaluate(self, request: pb.EvaluateRequest) -> pb.EvaluateReply:
         try:

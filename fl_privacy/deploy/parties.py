@@ -32,9 +32,14 @@ def index(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-def dialled(federation: Federation, role: Role, serving: str) -> tuple[Address, ...]:
-    """Where a party of this role finds those that serve as `serving`; none if it does not dial them."""
-    if federation.hosts is None or serving not in role.dials:
+def serving(federation: Federation, *services: str) -> list[tuple[str, str]]:
+    """The parties that others dial for one of these services: superlink, middleware, evaluator."""
+    return [party for party in parties(federation) if ROLES[party[0]].serves in services]
+
+
+def dialled(federation: Federation, role: Role, service: str) -> tuple[Address, ...]:
+    """Where a party of this role finds those that give a service; nowhere if it does not dial them."""
+    if federation.hosts is None or service not in role.dials:
         return ()
-    served = [party for party in parties(federation) if ROLES[party[0]].serves == serving]
-    return tuple(where for party in served if (where := address_of(federation.hosts, *party)) is not None)
+    found = [address_of(federation.hosts, *party) for party in serving(federation, service)]
+    return tuple(address for address in found if address is not None)

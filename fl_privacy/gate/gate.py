@@ -54,7 +54,7 @@ class Refusals:
             return
         fields: dict[str, Any] = {"identity": identity.uri} if identity else {}
         fields |= {"more_before": more} if more else {}
-        self._log.sparingly("refused", reason=reason, caller=caller, **fields)
+        self._log.rate_limited("refused", reason=reason, caller=caller, **fields)
         self._last[key] = (now, 0)
         self._last.move_to_end(key)
         if len(self._last) > REMEMBERED:

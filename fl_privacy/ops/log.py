@@ -26,7 +26,7 @@ from fl_privacy.errors import LaunchError
 SIZE = 10 * 2**20  # bytes of one event file
 FILES = 10  # event files that are kept, the current one among them
 LONGEST_TEXT = 500  # characters of one field: a reason may quote a peer
-SPARING = 60  # events a minute of a kind that a peer can cause at will
+PER_MINUTE = 60  # events a minute of a kind that a peer can cause at will
 
 
 class EventFile:
@@ -112,7 +112,7 @@ class Log:
         self._guard = threading.Lock()
         self._file: EventFile | None = None
         self._lost = 0
-        self._sparing: dict[str, tuple[float, int]] = {}
+        self._recent: dict[str, tuple[float, int]] = {}
         self.keep(events)
 
     def keep(self, events: Path | None) -> None:
@@ -131,18 +131,18 @@ class Log:
         with self._guard:
             self._keep(event, fields)
 
-    def sparingly(self, event: str, /, *, own: Mapping[str, Any] | None = None, **fields: Any) -> None:
+    def rate_limited(self, event: str, /, *, own: Mapping[str, Any] | None = None, **fields: Any) -> None:
         """An event that a peer can cause at will: so many a minute, and the next one says how many were left out."""
-        began, count = self._sparing.get(event, (0.0, 0))
+        began, count = self._recent.get(event, (0.0, 0))
         now = time.monotonic()
-        if now - began < 60 and count >= SPARING:
-            self._sparing[event] = (began, count + 1)
+        if now - began < 60 and count >= PER_MINUTE:
+            self._recent[event] = (began, count + 1)
             return
         if now - began >= 60:
-            if count > SPARING:
-                fields["left_out"] = count - SPARING
+            if count > PER_MINUTE:
+                fields["left_out"] = count - PER_MINUTE
             began, count = now, 0
-        self._sparing[event] = (began, count + 1)
+        self._recent[event] = (began, count + 1)
         self(event, own=own, **fields)
 
     def _tell(self, event: str, fields: Mapping[str, Any]) -> None:

@@ -77,7 +77,7 @@ def provision(
 def _kit(federation: Federation, hosts: Hosts, role: str, name: str, choices: Choices) -> Kit:
     known = ROLES[role]
     address = address_of(hosts, role, name) if known.listens else None
-    superlink, evaluator = (dialled(federation, known, serving) for serving in ("superlink", "evaluator"))
+    superlink, evaluator = (dialled(federation, known, service) for service in ("superlink", "evaluator"))
     return Kit(
         federation=federation.name,
         digest=federation.digest,

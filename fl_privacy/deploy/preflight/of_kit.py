@@ -60,15 +60,15 @@ def run(folder: Folder, reach: bool = True) -> list[Check]:
         if kit.superlink:
             there.append((kit.superlink, lambda: _gate(folder)))
         elif not folder.role.has_gate and folder.federation.hosts:
-            asked.append(_Asked("clock", lambda: _clock(_date(folder)), []))
+            asked.append(_Probe("clock", lambda: _clock(_date(folder)), []))
         there += [(address, lambda address=address: [_peer(folder, address)]) for address in _dialled(folder)]  # type: ignore[misc]
-    asked += [_Asked(*test) for test in there]
-    done = [check for test in here for check in _Asked(*test).wait()]
+    asked += [_Probe(*test) for test in there]
+    done = [check for test in here for check in _Probe(*test).wait()]
     until = time.monotonic() + LONGEST
     return done + [check for one in asked for check in one.wait(max(0.0, until - time.monotonic()))]
 
 
-class _Asked:
+class _Probe:
     """A test in a thread of its own, which nobody waits for when its time is over: a name server may not answer."""
 
     def __init__(self, what: str, test: Test, late: list[Check] | None = None) -> None:
