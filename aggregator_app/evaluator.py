@@ -23,6 +23,7 @@ from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
 
 CALL = 60.0
+ATTEMPT = "evaluated"  # a model is that of a whole round, whichever attempt gave it
 
 
 class Evaluator:
@@ -64,6 +65,8 @@ class Evaluator:
         except grpc.RpcError as error:
             self.metrics.ended("failed")
             raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
+        if self._recorder is not None:
+            self._recorder.record(request.run, request.round, ATTEMPT, {"model": model})
         with self.metrics.phase("evaluating"):
             metrics = self._work.evaluate(model)
         self.metrics.ended("evaluated")
@@ -88,10 +91,7 @@ class Evaluator:
                 raise ProtocolError("FAILED_PRECONDITION", f"round: an aggregator is at {header.round}, not at {round}")
             shards.append(shard)
             self.metrics.moved("in", shard.nbytes)
-        model = masks.join(shards, self._owners)
-        if self._recorder is not None:
-            self._recorder.record(run, round, "evaluation", {"model": model})
-        return model
+        return masks.join(shards, self._owners)
 
 
 def main() -> int:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import datetime as dt
 import errno
-import fcntl
 import json
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.errors import LaunchError
+from fl_privacy.files import locked
 
 SIZE = 10 * 2**20  # bytes of one event file
 FILES = 10  # event files that are kept, the current one among them
@@ -38,10 +38,11 @@ class EventFile:
     def __init__(self, path: Path, size: int = SIZE, files: int = FILES) -> None:
         assert files > 1
         self.path, self.size, self.files = Path(path), size, files
+        # Not the event file itself: whoever may read that could hold a lock on it for ever.
         self._lock = self.path.with_name(self.path.name + ".lock")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._locked():
+            with locked(self._lock, os.O_NOFOLLOW):
                 os.close(self._open())
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -49,7 +50,7 @@ class EventFile:
 
     def append(self, line: bytes) -> None:
         """The whole line or, with an OSError, nothing of it."""
-        with self._locked():
+        with locked(self._lock, os.O_NOFOLLOW):
             handle = self._open()
             try:
                 end = os.fstat(handle).st_size
@@ -59,16 +60,6 @@ class EventFile:
                 _write(handle, line, end)
             finally:
                 os.close(handle)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        # Not the event file itself: whoever may read that could hold a lock on it for ever.
-        handle = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.errors import LaunchError, ProtocolError
+from fl_privacy.files import write_public, write_secret
 from fl_privacy.identity import pki
 from fl_privacy.identity.keyring import Identity, Keyring, load_crl
 from fl_privacy.identity.pki import (
@@ -24,8 +25,6 @@ from fl_privacy.identity.pki import (
     fingerprint,
     load_certificate,
     load_key,
-    write_public,
-    write_secret,
 )
 from fl_privacy.identity.requests import (
     BROKEN,

@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from fl_privacy.addresses import host_of
 from fl_privacy.config import Address
 from fl_privacy.deploy import confine
 from fl_privacy.deploy.kits.kit import Folder
@@ -134,7 +135,7 @@ def _peer(folder: Folder, address: Address) -> Check:
 
 def _named(address: Address) -> Check | None:
     """None where the name is known."""
-    host = address.rpartition(":")[0].strip("[]")
+    host = host_of(address)
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
