@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fl_privacy.errors import ConfigError
 from fl_privacy.reading import mapping, text_of, validated
+from fl_privacy.roles import NAME as NAME
 
-NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 ADDRESS = r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):[0-9]{1,5}$"
 MAX_SITES = 10_000
 
