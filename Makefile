@@ -1,14 +1,17 @@
 # Every target sets up what it needs. Variables:
 #   PYTHON=python3.12   interpreter for .venv (default: the newest supported one)
-#   TORCH=cpu|cuda      build of torch (default: cpu, or what .venv has)
-#   ARCH=x86_64|aarch64 machine that wheelhouse is for
-#   ARGS="..."          passed on to the command of demo, test, compose-test, bench and lock
+#   TORCH=cpu|cuda      torch build (default: cpu, or the build in .venv)
+#   ARCH=x86_64|aarch64 target architecture of the wheelhouse
+#   WORKERS=4           processes that run tests side by side
+#   ARGS="..."          passed to the command of demo, check, test, compose-test, bench and lock
 PYTHON ?=
 TORCH ?=
 ARCH ?=
 ARGS ?=
+# End-to-end tests wait more than they compute: more processes than cores.
+WORKERS ?= 4
 
-# Any interpreter can run scripts/install.py, which then chooses the one for .venv. A name may exist and not run.
+# Any interpreter can run scripts/install.py, which then chooses the one for .venv. Some names may exist but not run.
 STARTER = $(shell for p in $(PYTHON) .venv/bin/python python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null && echo "$$p" && break; done)
 NO_PYTHON = no Python found: install Python 3.11 or newer (Debian: apt-get install python3 python3-venv) or set PYTHON=...
@@ -16,23 +19,26 @@ START = $(or $(STARTER),$(error $(NO_PYTHON)))
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 FLAVOUR = $(or $(TORCH),cpu)
 IMAGE = fl-privacy:$(FLAVOUR)
+# A group of tests stays in one process, and tests/conftest.py puts the long groups first.
+PYTEST = $(RUN) python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ENGINE = lines=$$(scripts/engine.sh) && eval "$$lines"
 
-.PHONY: help install demo test bench lint proto schema lock wheelhouse image bundle compose-test clean
+.PHONY: help install demo check test bench lint proto schema lock wheelhouse image bundle compose-test clean
 
 help:
 	@echo "make install   set up .venv"
 	@echo "make demo      run the quickstart federation"
-	@echo "make test      lint, type check and tests"
+	@echo "make check     lint, type checks and the tests that start no federation: two minutes"
+	@echo "make test      lint, type checks and all tests: twelve minutes"
 	@echo "make bench     benchmarks"
 	@echo "make lint      ruff and mypy"
-	@echo "make proto     regenerate the messages of fl_privacy/wire/*.proto"
+	@echo "make proto     regenerate the code for fl_privacy/wire/*.proto"
 	@echo "make schema    regenerate docs/config.md and docs/config.schema.json"
-	@echo "make lock      resolve pyproject.toml anew into requirements.lock"
-	@echo "make wheelhouse  load the wheels for an image without network into wheelhouse/"
+	@echo "make lock      resolve pyproject.toml again and write requirements.lock"
+	@echo "make wheelhouse  download wheels into wheelhouse/ to build the image offline"
 	@echo "make image     build the image fl-privacy:cpu, or :cuda with TORCH=cuda"
-	@echo "make compose-test  the federation in containers, from nothing"
-	@echo "make bundle    pack wheels, image and bill of materials for a site without network"
+	@echo "make compose-test  test the federation in containers from scratch"
+	@echo "make bundle    pack wheels, image and bill of materials for an offline site"
 	@echo "make clean     remove .venv and everything generated; keeps runs/ and wheelhouse/"
 
 install:
@@ -41,8 +47,11 @@ install:
 demo: install
 	@$(RUN) fl-privacy up configs/quickstart.yaml --engine local $(ARGS)
 
+check: lint
+	$(PYTEST) -m "not e2e" $(ARGS)
+
 test: lint
-	$(RUN) python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 bench: install
 	$(RUN) python -m benchmarks $(ARGS)
@@ -64,7 +73,7 @@ lock: install
 wheelhouse: install
 	@$(RUN) python scripts/wheelhouse.py --torch "$(TORCH)" --arch "$(ARCH)"
 
-# Containers run as another user than yours: runs/ is opened to them.
+# Containers run as a different user, who needs write access to runs/.
 image:
 	@mkdir -p runs && chmod a+rwx runs
 	@$(ENGINE) && docker build --build-arg TORCH=$(FLAVOUR) --tag $(IMAGE) .
@@ -72,7 +81,7 @@ image:
 compose-test:
 	@exec scripts/compose-test.sh $(ARGS)
 
-# Without an engine the bundle has no image.
+# Without a container engine, the bundle has no image.
 bundle: wheelhouse
 	@if $(ENGINE); then docker build --quiet --build-arg TORCH=$(FLAVOUR) --tag $(IMAGE) . && image=$(IMAGE); fi && \
 	$(RUN) python scripts/bundle.py --image "$$image"

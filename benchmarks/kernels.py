@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.result import Result
 from fl_privacy import shuffle
 from fl_privacy.combine import mean
 from fl_privacy.shard import masks
@@ -27,7 +27,7 @@ KEY = bytes(range(32))
 MIB = 2**20
 
 
-def run(quick: bool = False) -> list[dict[str, Any]]:
+def run(quick: bool = False) -> list[Result]:
     """Every measure with its limit; `quick` uses a smaller model, for a look rather than a verdict."""
     columns, repeats = (QUICK_COLUMNS, 3) if quick else (COLUMNS, 7)
     matrix = np.random.default_rng(0).standard_normal((ROWS, columns), dtype=np.float32)
@@ -35,7 +35,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     return [*_shuffles(matrix, copy, repeats), *_means(matrix, copy, repeats), *_shards(matrix[0], copy[0], repeats)]
 
 
-def _shuffles(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: int) -> list[dict[str, Any]]:
+def _shuffles(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: int) -> list[Result]:
     def memcpy() -> None:
         np.copyto(copy, matrix)
 
@@ -47,28 +47,28 @@ def _shuffles(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: i
     extra = _extra_memory(kernel), _extra_memory(lambda: shuffle.reorder(matrix, range(ROWS)[::-1]))
     naive = _naive_seconds(matrix)
     return [
-        _row("parameter shuffle, extra memory", extra[0], 16, "MiB"),
-        _row("row order, extra memory", extra[1], 16, "MiB"),
-        _row("parameter shuffle, numba", _ratio(kernel, memcpy, repeats), 8, "x memcpy"),
-        _row(
+        Result("parameter shuffle, extra memory", extra[0], 16, "MiB"),
+        Result("row order, extra memory", extra[1], 16, "MiB"),
+        Result("parameter shuffle, numba", _ratio(kernel, memcpy, repeats), 8, "x memcpy"),
+        Result(
             "parameter shuffle, numpy",
             _ratio(lambda: parameter.shuffle(matrix, KEY, backend="numpy"), memcpy, min(repeats, 3)),
             25,
             "x memcpy",
         ),
-        _row("naive column loop", naive / _median_seconds(kernel, repeats), 100, "x kernel", least=True),
+        Result("naive column loop", naive / _median_seconds(kernel, repeats), 100, "x kernel", "higher"),
     ]
 
 
-def _means(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: int) -> list[dict[str, Any]]:
+def _means(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: int) -> list[Result]:
     def memcpy() -> None:
         np.copyto(copy, matrix)
 
     weights = np.linspace(1, 2, ROWS)
-    return [_row("weighted mean", _ratio(lambda: mean.weighted(matrix, weights), memcpy, repeats), 1.5, "x memcpy")]
+    return [Result("weighted mean", _ratio(lambda: mean.weighted(matrix, weights), memcpy, repeats), 1.5, "x memcpy")]
 
 
-def _shards(vector: NDArray[np.float32], copy: NDArray[np.float32], repeats: int) -> list[dict[str, Any]]:
+def _shards(vector: NDArray[np.float32], copy: NDArray[np.float32], repeats: int) -> list[Result]:
     started = time.process_time()
     owners = masks.owners(vector.size, AGGREGATORS, seed=1)
     seconds = time.process_time() - started
@@ -83,15 +83,9 @@ def _shards(vector: NDArray[np.float32], copy: NDArray[np.float32], repeats: int
         masks.join(masks.split(vector, owners, AGGREGATORS, out=dealt), owners, out=joined)
 
     return [
-        _row("split and join", _ratio(both, memcpy, 3 * repeats), 9, "x memcpy"),
-        _row("masks", seconds, 2, "s CPU"),
+        Result("split and join", _ratio(both, memcpy, 3 * repeats), 9, "x memcpy"),
+        Result("masks", seconds, 2, "s CPU"),
     ]
-
-
-def _row(name: str, value: float, limit: float, unit: str, least: bool = False) -> dict[str, Any]:
-    """One measure; `least` marks a limit that the value must reach instead of stay below."""
-    ok = value >= limit if least else value <= limit
-    return {"name": name, "value": value, "limit": limit, "ok": ok, "unit": unit, "least": least}
 
 
 def _seconds(function: Callable[[], object]) -> float:
@@ -123,7 +117,7 @@ def _naive_seconds(matrix: NDArray[np.float32], sample: int = 20_000) -> float:
     started = time.process_time()
     for j in range(sample):
         matrix[:, j] = matrix[rng.permutation(rows), j]
-    return (time.process_time() - started) * columns / sample
+    return float((time.process_time() - started) * columns / sample)
 
 
 def _extra_memory(function: Callable[[], object]) -> float:
@@ -152,17 +146,3 @@ def _resident() -> int:
         return int(statm.read_text().split()[1]) * resource.getpagesize()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def main() -> int:
-    """Print the table; 1 if a limit is missed."""
-    rows = run(quick="--quick" in sys.argv[1:])
-    for row in rows:
-        sign = ">=" if row["least"] else "<="
-        verdict = "ok" if row["ok"] else "MISSED"
-        print(f"{row['name']:34s} {row['value']:10.2f} {row['unit']:9s} {sign} {row['limit']:<6g} {verdict}")
-    return 0 if all(row["ok"] for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -44,12 +44,14 @@ class Result:
         return cls(**{name: value for name, value in values.items() if name != "ok"})
 
 
-def line(result: Result) -> str:
-    return f"{result.name:<40} {result.value:>10.4g} {result.unit:<16} {result.bound:<10} {result.verdict}"
+def line(result: Result, judged: bool = True) -> str:
+    """Name, value and unit; with `judged` also the limit and whether the value keeps it."""
+    verdict = f"{result.bound:<10} {result.verdict}" if judged else "not judged"
+    return f"{result.name:<40} {result.value:>10.4g} {result.unit:<16} {verdict}"
 
 
 def save(benchmark: str, results: Sequence[Result], machine: dict[str, str]) -> None:
-    """One file a benchmark, with the machine it was measured on."""
+    """One file per benchmark, with the machine it was measured on."""
     FOLDER.mkdir(exist_ok=True)
     content = {"benchmark": benchmark, "machine": machine, "results": [result.to_dict() for result in results]}
     (FOLDER / f"{benchmark}.json").write_text(json.dumps(content, indent=2) + "\n")

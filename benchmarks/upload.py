@@ -21,7 +21,7 @@ TIMEOUT = 60.0
 
 
 class Sender:
-    """A pair of processes that uploads one way, when told to."""
+    """A pair of processes that uploads one way, on demand."""
 
     def __init__(self, made: Parties, way: str, size: int) -> None:
         script = Path(__file__).with_name("upload_server.py")

@@ -55,7 +55,9 @@ def main() -> None:
         keep_buffers()
         channel = rpc.channel(given.address, keys)
     else:
-        channel = grpc.secure_channel(given.address, keys.channel_credentials(), options=ORDINARY)
+        key, certificate, authority = keys.read()
+        credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+        channel = grpc.secure_channel(given.address, credentials, options=ORDINARY)
     send = streaming(channel) if given.way == "stream" else messaging(channel)
     remote = channel.unary_unary(f"/{SERVICE}/Cpu")
     update = np.random.default_rng(0).standard_normal(given.size, dtype=np.float32)

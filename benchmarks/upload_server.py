@@ -77,7 +77,7 @@ async def main() -> None:
         keep_buffers()
     server = grpc.aio.server(options=rpc.SERVER_OPTIONS if ours else ORDINARY)
     server.add_generic_rpc_handlers((handlers(),))
-    port = server.add_secure_port("127.0.0.1:0", Keyring(given.keys).server_credentials())
+    port = server.add_secure_port("127.0.0.1:0", rpc.server_credentials(Keyring(given.keys)))
     await server.start()
     Log(given.way)("listening", port=port)
     await server.wait_for_termination()

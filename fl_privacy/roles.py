@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"  # what federations and parties may be called
 RUN = "{run}"  # in a path, stands for the name of a run
 SITES, CORE = "sites", "core"  # the two networks of a federation in containers
 

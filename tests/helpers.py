@@ -22,6 +22,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
+from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import ProtocolError
@@ -157,7 +158,7 @@ def attempt_name() -> str:
 def round_header(run: str, round: int, length: int, /, **changes: Any) -> pb.RoundHeader:
     """A round of three that ends soon."""
     fields = {"attempt": attempt_name(), "cohort": 3, "quorum": 3, "deadline": 20.0, "layout": LAYOUT}
-    return pb.RoundHeader(run=run, round=round, length=length, **{**fields, **changes})
+    return pb.RoundHeader(run=run, round=round, length=length, **{"parameters": length, **fields, **changes})
 
 
 def open_round(stub: Any, header: pb.RoundHeader, model: Array | None = None) -> pb.RoundHeader:
@@ -165,7 +166,7 @@ def open_round(stub: Any, header: pb.RoundHeader, model: Array | None = None) ->
     if header.length and model is None:
         model = np.zeros(header.length, np.float32)
     if model is not None:
-        header.model = digest(model)
+        header.model, header.parameters = digest(model), model.size
     client.open_round(stub, header, model, CALL)
     return header
 
@@ -191,7 +192,7 @@ def send(stub: Any, header: pb.VectorHeader, update: Array) -> pb.SubmitReply:
 
 
 def submit(stub: Any, round: pb.RoundHeader, update: Array, **options: Any) -> bool:
-    return client.submit(stub, round, update, CALL, **options)
+    return client.submit(stub, round, update, CALL, FLOAT32, **options)
 
 
 def collect(stub: Any, round: pb.RoundHeader, timeout: float = CALL) -> client.Release:

@@ -74,6 +74,7 @@ def test_nothing_is_left_running(unbroken: Result) -> None:
     assert processes_of(Path(unbroken.path)) == []
 
 
+@pytest.mark.ray
 def test_simulation_gives_the_same_model_bit_for_bit(unbroken: Result, runs: Path) -> None:
     simulated = up(Federation.parse(REPEATABLE), "simulation", runs)
     assert simulated.status == "completed", simulated.reason
@@ -139,12 +140,13 @@ def wait_for_event(log: Path, event: str, count: int = 1, timeout: float = 120) 
 
 
 @pytest.fixture
-def interrupted(runs: Path, tmp_path: Path) -> Path:
+def interrupted(engine: str, runs: Path, tmp_path: Path) -> Path:
     """A run that was interrupted by Ctrl-C after its second round."""
     config = tmp_path / "repeatable.yaml"
     config.write_text(REPEATABLE)
     before = set(runs.iterdir())
     command = [str(Path(sys.executable).with_name("fl-privacy")), "up", str(config), "--runs-dir", str(runs)]
+    command += ["--engine", engine]
     # Whoever runs the tests may ignore Ctrl-C (as a job in the background does), and children inherit that.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
@@ -158,17 +160,19 @@ def interrupted(runs: Path, tmp_path: Path) -> Path:
     return found[0]
 
 
+@pytest.mark.parametrize("engine", ["local", "simulation"])
 def test_ctrl_c_leaves_nothing_behind_and_the_run_resumes_to_the_same_model(
-    interrupted: Path, unbroken: Result, runs: Path
+    engine: str, interrupted: Path, unbroken: Result, runs: Path
 ) -> None:
     assert processes_of(interrupted) == []
     assert verify(interrupted, (runs / "pki" / "ca.pem").read_bytes()).ok
-    resumed = up(Federation.parse(REPEATABLE), "local", runs, resume=interrupted.name)
+    resumed = up(Federation.parse(REPEATABLE), engine, runs, resume=interrupted.name)
     assert (resumed.status, resumed.rounds) == ("completed", 4)
     assert open_run(interrupted).view("server").rounds == [1, 2, 3, 4]
     assert np.array_equal(final_model(interrupted), final_model(unbroken.path))
 
 
+@pytest.mark.e2e
 def test_missing_data_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     config = tmp_path / "mnist.yaml"
     config.write_text("sites: 3\nrounds: 1\ntask: {dataset: mnist}")
@@ -195,6 +199,7 @@ def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert "disk" in done.stderr
 
 
+@pytest.mark.ray
 def test_sites_that_fail_end_the_run_with_a_reason(runs: Path) -> None:
     """A learning rate that explodes: every site refuses to send, and the run says so instead of waiting."""
     text = "sites: 3\nrounds: 1\nattempts: 1\ntask: {train: {lr: 1.0e+30}}"
@@ -203,6 +208,7 @@ def test_sites_that_fail_end_the_run_with_a_reason(runs: Path) -> None:
     assert "refused or failed" in result.reason
 
 
+@pytest.mark.ray
 def test_up_ends_with_one_line_of_json_and_the_server_route_names_every_row(tmp_path: Path) -> None:
     """The baseline, from the command line."""
     config = tmp_path / "c.yaml"

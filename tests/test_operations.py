@@ -347,12 +347,13 @@ def test_a_site_tells_charges_resends_and_what_it_did_not_send(tmp_path: Path) -
     text = CONFIG.replace("POLICY", str(policy)).replace("rounds_per_message: 2\n", route)
     federation = Federation.parse(text)
     log = Log("site-0", events=tmp_path / "e")
-    site = Site(federation, "site-0", Keyring(tmp_path), [], state=tmp_path, log=log)
-    site.metrics = scrape.Prometheus("site", "site-0")
+    metrics = scrape.Prometheus("site", "site-0")
+    site = Site(federation, "site-0", Keyring(tmp_path), [], state=tmp_path, log=log, metrics=metrics)
     model = bytearray(4 * site.parameters)
 
     def ask(round: int, **changes: Any) -> tuple[str, bytes]:
-        ticket = {"run": "run-1", "federation": federation.digest, "first": round, "last": round, **changes}
+        ticket = {"run": "run-1", "federation": federation.digest, "first": round, "last": round, "attempt": "a"}
+        ticket |= changes
         fields, update = worker.answer(site, ticket, model)
         return fields["status"], bytes(update)
 
@@ -367,7 +368,7 @@ def test_a_site_tells_charges_resends_and_what_it_did_not_send(tmp_path: Path) -
     events = {e["event"]: e for e in kept(tmp_path / "e")}
     assert events["resend"]["spent"] == events["charged"]["spent"] == pytest.approx(8, rel=1e-3)
     assert "budget" in events["not-sent"]["reason"]
-    found = values(site.metrics.text().decode())
+    found = values(metrics.text().decode())
     assert found['fl_privacy_rounds_total{outcome="uploaded"}'] == 2
     assert found['fl_privacy_rejects_total{code="LOCAL",field="budget"}'] == 1
     assert found['fl_privacy_rejects_total{code="FAILED_PRECONDITION",field="ticket"}'] == 1

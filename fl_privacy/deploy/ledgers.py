@@ -10,8 +10,8 @@ from fl_privacy.config import Federation
 
 def report(federation: Federation, site: str, state: Path) -> dict[str, Any] | None:
     """From the ledger in a site's own folder; None in a federation without budgets."""
-    if federation.privatise.kind == "none":
+    if federation.unit is None:
         return None
-    from fl_privacy.dp.policy import open_ledger  # its accountant takes a second to import
+    from fl_privacy.config.policy import open_ledger  # its accountant takes a second to import
 
     return open_ledger(federation, site, state).report()

@@ -21,7 +21,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fl_privacy.errors import LaunchError, ProtocolError
 from fl_privacy.files import locked, write_public, write_secret
 from fl_privacy.identity.keyring import Identity, Keyring, load_crl
-from fl_privacy.roles import NAME
 
 ROOT_DAYS = 3650
 LEAF_DAYS = 90
@@ -106,6 +105,8 @@ class Authority:
     @classmethod
     def create(cls, folder: Path, federation: str = "") -> Authority:
         """A new authority where there is none; with `federation` it signs for that one alone."""
+        from fl_privacy.reading import NAME  # takes 14 MB, which gate and relay need not spend
+
         if federation and not re.fullmatch(NAME, federation):
             raise LaunchError(
                 f"federation: {federation!r} is no name of one; use small letters, digits and hyphens, at most 63"

@@ -27,10 +27,10 @@ def main(grid: Grid, context: Context) -> None:
         found = evaluate(work.model, work.split.test)
         with timings.open("a") as file:
             file.write(json.dumps({"round": round, "time": time.time(), "accuracy": found.accuracy}) + "\n")
-        return MetricRecord({"accuracy": found.accuracy, "loss": found.loss})
+        return MetricRecord({"loss": found.loss})
 
     sites = len(federation.sites)
-    # Sites do not evaluate: that would be a second message a round, which our engine does not send either.
+    # Sites do not evaluate: that would be a second message per round, which our engine does not send either.
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=sites, min_available_nodes=sites)
     initial = ArrayRecord(work.model.state_dict())
     strategy.start(grid=grid, initial_arrays=initial, num_rounds=federation.rounds, evaluate_fn=judge)

@@ -253,7 +253,7 @@ def _site(folder: Folder) -> list[Check]:
     found += _node(folder)
     policy = folder.at(folder.kit.policy)
     if policy is not None:
-        from fl_privacy.dp.policy import Policy
+        from fl_privacy.config.policy import Policy
 
         try:
             Policy.load(policy).check(folder.federation, folder.kit.name)

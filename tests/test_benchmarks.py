@@ -1,0 +1,71 @@
+"""Every benchmark runs at its quick size and reports each number; only the full size is compared with limits."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as program
+from benchmarks.result import FOLDER, Result, line
+
+ROOT = Path(__file__).parent.parent
+LINES = {
+    "kernels": (
+        "parameter shuffle, extra memory",
+        "row order, extra memory",
+        "parameter shuffle, numba",
+        "parameter shuffle, numpy",
+        "naive column loop",
+        "weighted mean",
+        "split and join",
+        "masks",
+    ),
+    "noise": ("Gaussian noise", "Gaussian noise, extra memory"),
+    "upload": ("upload, stream to one message",),
+    "memory": ("shuffler, peak memory",),
+    "rounds": ("rounds, digits, 1 per message", "rounds, digits, 2 per message"),
+    "rounds-large": ("rounds, 0.1 M parameters",),
+}
+FEDERATIONS = ("rounds", "rounds-large")
+
+
+def saved() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in FOLDER.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.e2e] if name in FEDERATIONS else []) for name in program.BENCHMARKS]
+)
+def test_the_quick_size_reports_every_number_and_saves_none(name: str) -> None:
+    before = saved()
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--only", name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = [re.fullmatch(r"(.+?) {2,}([\d.e+-]+) (\S.*?) {2,}not judged", row) for row in done.stdout.splitlines()]
+    assert all(found), done.stdout
+    assert tuple(row[1] for row in found if row) == LINES[name]
+    for row in found:
+        assert row is not None
+        value = float(row[2])
+        assert value > 0 or (value == 0 and "extra memory" in row[1]), row[0]
+    assert saved() == before
+
+
+@pytest.mark.parametrize(("value", "options", "code"), [(1, [], 0), (3, [], 1), (3, ["--quick"], 0)])
+def test_a_missed_limit_is_exit_code_1_at_the_full_size_alone(
+    value: float, options: list[str], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(program, "BENCHMARKS", {"one": lambda quick: [Result("a number", value, 2, "s")]})
+    monkeypatch.setattr("benchmarks.result.FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *options])
+    assert program.main() == code
+    assert (tmp_path / "one.json").exists() is not bool(options)
+
+
+def test_a_line_says_which_side_of_its_limit_a_number_is_on() -> None:
+    assert line(Result("n", 1, 2, "s")).split()[1:] == ["1", "s", "<=", "2", "ok"]
+    assert line(Result("n", 1, 2, "s", "higher")).split()[1:] == ["1", "s", ">=", "2", "MISSED"]
