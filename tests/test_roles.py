@@ -17,7 +17,7 @@ from fl_privacy.deploy.commands import Ports, processes
 from fl_privacy.deploy.engines import compose
 from fl_privacy.deploy.engines.workspace import Workspace
 from fl_privacy.deploy.kits import kit_files
-from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.kit import Folder, Kit
 from fl_privacy.deploy.kits.provision import provision
 from fl_privacy.deploy.parties import observers, parties
 from fl_privacy.identity.keyring import Identity
@@ -99,7 +99,7 @@ def test_audited_processes_record_under_the_name_of_the_run(tmp_path: Path) -> N
 def test_a_new_kind_of_process_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ROLES, "mix", MIX)
     monkeypatch.setattr(ShufflerRoute, "parties", lambda _: [("mix", "mix-0"), ("mix", "mix-1")])
-    made = federation(2, audit=True)
+    made = federation(2, audit=True, hosts=None)
     assert list(observers(made)) == ["server", "mix-0", "mix-1"]
     with local(made, tmp_path) as workspace:
         (process,) = processes(workspace.place("mix", "mix-1"), Ports.free())
@@ -109,10 +109,9 @@ def test_a_new_kind_of_process_is_one_entry(tmp_path: Path, monkeypatch: pytest.
     assert services["mix-0"]["networks"] == ["sites", "core"]
     assert {"mix-0", "mix-1", "superlink"} <= set(services["site-0"]["depends_on"])
     assert [role for role, _ in compose.mounted(made, _folders(tmp_path, *services))].count("mix") == 2
-    provision(made, tmp_path / "kits")
-    kit = Folder.open(tmp_path / "kits" / "mix-1")
-    assert not kit.idle
-    assert "mix-1" in kit_files.readme(kit.kit)
+    kit = Kit(federation=made.name, digest=made.digest, role="mix", name="mix-1", listen=f"{HERE}:1")
+    assert not Folder(tmp_path, kit, made).idle
+    assert "`state`" in kit_files.readme(kit)
     assert Identity.parse("fl-privacy://kits/mix/mix-1").role == "mix"
     assert b'outcome="released"' in Prometheus("mix", "mix-1").text()
 

@@ -11,7 +11,7 @@ from fl_privacy.config import Address, Federation, Hosts
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.kits import kit_files
 from fl_privacy.deploy.kits.kit import Folder, Kit, read_kit, write_kit
-from fl_privacy.deploy.parties import address_of, dialled, parties
+from fl_privacy.deploy.parties import dialled, parties
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.files import write_secret
 from fl_privacy.identity.keyring import Keyring
@@ -78,7 +78,7 @@ def provision(
 
 def _kit(federation: Federation, hosts: Hosts, role: str, name: str, choices: Choices) -> Kit:
     known = ROLES[role]
-    address = address_of(hosts, role, name) if known.listens else None
+    address = hosts.of(role, name) if known.listens else None
     superlink, evaluator = (dialled(federation, known, service) for service in ("superlink", "evaluator"))
     return Kit(
         federation=federation.name,
