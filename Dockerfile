@@ -1,7 +1,7 @@
-# One image for all roles: docs/image.md. With wheels in wheelhouse/ (`make wheelhouse`) it builds without network.
+# One image for all roles (docs/image.md). With wheels in wheelhouse/ (`make wheelhouse`), it builds offline.
 FROM python:3.11-slim-bookworm AS base
 
-# What the project needs, in a file that changes only if the needs do: the layer after it is the slow one.
+# The dependencies, in a file that changes only when they do, so that the slow layer after it stays cached.
 FROM base AS needs
 COPY pyproject.toml /
 RUN python -c "import tomllib; t = tomllib.load(open('/pyproject.toml', 'rb')); \
@@ -30,7 +30,7 @@ RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse set -eu; \
 COPY scripts/slim.py /build/
 RUN /opt/venv/bin/python /build/slim.py /opt/venv/lib/python3.11/site-packages
 
-# The project, as files to lay over the environment.
+# The project, as a layer of files on top of the environment.
 FROM dependencies AS project
 COPY pyproject.toml README.md LICENSE /src/
 COPY fl_privacy /src/fl_privacy
@@ -54,7 +54,7 @@ RUN groupadd --gid 10001 fl && \
     install -d -o 10001 -g 10001 -m 0700 /kit /pki && \
     install -d -o 10001 -g 10001 -m 0755 /runs /data /done
 COPY --from=dependencies /opt/venv /opt/venv
-# LightGBM needs an OpenMP runtime of the system; where the base has none, torch's own does.
+# LightGBM needs a system OpenMP runtime; if the base image has none, use torch's.
 RUN ldconfig -p | grep -q libgomp.so.1 || \
     cp /opt/venv/lib/python3.11/site-packages/torch/lib/libgomp*.so.1 /usr/lib/libgomp.so.1; \
     /opt/venv/bin/python -B -c "import lightgbm"
@@ -74,7 +74,7 @@ ENV PATH=/opt/venv/bin:$PATH \
 USER 10001:10001
 WORKDIR /runs
 STOPSIGNAL SIGTERM
-# A role that serves touches the file every 2 s while all its processes live and answer.
+# A serving role touches the file every 2 s while all its processes are alive and responding.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s --retries=3 \
     CMD ["sh", "-c", "[ $(($(date +%s) - $(stat -c %Y /kit/run/healthy 2>/dev/null || echo 0))) -lt 15 ]"]
 ENTRYPOINT ["fl-privacy"]

@@ -1,9 +1,9 @@
 # Every target sets up what it needs. Variables:
 #   PYTHON=python3.12   interpreter for .venv (default: the newest supported one)
-#   TORCH=cpu|cuda      build of torch (default: cpu, or what .venv has)
-#   ARCH=x86_64|aarch64 machine that wheelhouse is for
-#   WORKERS=4           processes that tests are dealt out to
-#   ARGS="..."          passed on to the command of demo, check, test, compose-test, bench and lock
+#   TORCH=cpu|cuda      torch build (default: cpu, or the build in .venv)
+#   ARCH=x86_64|aarch64 target architecture of the wheelhouse
+#   WORKERS=4           processes that run tests side by side
+#   ARGS="..."          passed to the command of demo, check, test, compose-test, bench and lock
 PYTHON ?=
 TORCH ?=
 ARCH ?=
@@ -11,7 +11,7 @@ ARGS ?=
 # End-to-end tests wait more than they compute: more processes than cores.
 WORKERS ?= 4
 
-# Any interpreter can run scripts/install.py, which then chooses the one for .venv. A name may exist and not run.
+# Any interpreter can run scripts/install.py, which then chooses the one for .venv. Some names may exist but not run.
 STARTER = $(shell for p in $(PYTHON) .venv/bin/python python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null && echo "$$p" && break; done)
 NO_PYTHON = no Python found: install Python 3.11 or newer (Debian: apt-get install python3 python3-venv) or set PYTHON=...
@@ -28,17 +28,17 @@ ENGINE = lines=$$(scripts/engine.sh) && eval "$$lines"
 help:
 	@echo "make install   set up .venv"
 	@echo "make demo      run the quickstart federation"
-	@echo "make check     lint, type check and the tests that start no federation: two minutes"
-	@echo "make test      lint, type check and all tests: twelve minutes"
+	@echo "make check     lint, type checks and the tests that start no federation: two minutes"
+	@echo "make test      lint, type checks and all tests: twelve minutes"
 	@echo "make bench     benchmarks"
 	@echo "make lint      ruff and mypy"
-	@echo "make proto     regenerate the messages of fl_privacy/wire/*.proto"
+	@echo "make proto     regenerate the code for fl_privacy/wire/*.proto"
 	@echo "make schema    regenerate docs/config.md and docs/config.schema.json"
-	@echo "make lock      resolve pyproject.toml anew into requirements.lock"
-	@echo "make wheelhouse  load the wheels for an image without network into wheelhouse/"
+	@echo "make lock      resolve pyproject.toml again and write requirements.lock"
+	@echo "make wheelhouse  download wheels into wheelhouse/ to build the image offline"
 	@echo "make image     build the image fl-privacy:cpu, or :cuda with TORCH=cuda"
-	@echo "make compose-test  the federation in containers, from nothing"
-	@echo "make bundle    pack wheels, image and bill of materials for a site without network"
+	@echo "make compose-test  test the federation in containers from scratch"
+	@echo "make bundle    pack wheels, image and bill of materials for an offline site"
 	@echo "make clean     remove .venv and everything generated; keeps runs/ and wheelhouse/"
 
 install:
@@ -73,7 +73,7 @@ lock: install
 wheelhouse: install
 	@$(RUN) python scripts/wheelhouse.py --torch "$(TORCH)" --arch "$(ARCH)"
 
-# Containers run as another user than yours: runs/ is opened to them.
+# Containers run as a different user, who needs write access to runs/.
 image:
 	@mkdir -p runs && chmod a+rwx runs
 	@$(ENGINE) && docker build --build-arg TORCH=$(FLAVOUR) --tag $(IMAGE) .
@@ -81,7 +81,7 @@ image:
 compose-test:
 	@exec scripts/compose-test.sh $(ARGS)
 
-# Without an engine the bundle has no image.
+# Without a container engine, the bundle has no image.
 bundle: wheelhouse
 	@if $(ENGINE); then docker build --quiet --build-arg TORCH=$(FLAVOUR) --tag $(IMAGE) . && image=$(IMAGE); fi && \
 	$(RUN) python scripts/bundle.py --image "$$image"

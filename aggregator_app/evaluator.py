@@ -10,14 +10,16 @@ from typing import Any
 
 import grpc
 
-from fl_privacy.config import Federation, ShardsRoute
+from fl_privacy.config import Federation
 from fl_privacy.deploy import process
 from fl_privacy.errors import ConfigError, ProtocolError
 from fl_privacy.identity.keyring import Keyring, peer
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF
-from fl_privacy.shard import masks
+from fl_privacy.routes.base import only
+from fl_privacy.routes.shards import Cut, ShardsRoute
 from fl_privacy.tasks.workload import Workload
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
 
@@ -30,13 +32,21 @@ class Evaluator:
     log = Log("evaluator")
     metrics = OFF
 
-    def __init__(self, federation: Federation, keys: Keyring, aggregators: list[str], data_dir: Path | None) -> None:
-        if not isinstance(federation.route, ShardsRoute) or federation.route.aggregators != len(aggregators):
-            raise ConfigError(f"aggregators: {len(aggregators)} addresses do not fit route {federation.route}")
-        self._federation = federation
+    def __init__(
+        self,
+        federation: Federation,
+        keys: Keyring,
+        aggregators: list[str],
+        data_dir: Path | None,
+        recorder: RunRecorder | None = None,
+    ) -> None:
+        route = only(federation.route, ShardsRoute, "evaluator")
+        if route.aggregators != len(aggregators):
+            raise ConfigError(f"aggregators: {len(aggregators)} addresses do not fit route {route}")
+        self._federation, self._recorder = federation, recorder
         self._work = Workload(federation, data_dir)
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in aggregators]
-        self._owners = masks.owners(self._work.layout.size, len(aggregators), federation.seed)
+        self._cut = Cut(self._work.layout.size, len(aggregators), federation.seed)
 
     async def evaluate(self, request: pb.EvaluateRequest, context: Any) -> pb.EvaluateReply:
         """Metrics of the model after a round; round 0 seeds the aggregators first."""
@@ -63,8 +73,7 @@ class Evaluator:
         return pb.EvaluateReply(accuracy=metrics.accuracy, loss=metrics.loss, rmse=metrics.rmse)
 
     def _seed(self, run: str) -> None:
-        shards = masks.split(self._work.initial, self._owners, len(self._stubs))
-        for stub, shard in zip(self._stubs, shards, strict=True):
+        for stub, shard in zip(self._stubs, self._cut.split(self._work.initial), strict=True):
             try:
                 client.seed(stub, run, shard, CALL)
                 self.metrics.moved("out", shard.nbytes)
@@ -80,18 +89,22 @@ class Evaluator:
                 raise ProtocolError("FAILED_PRECONDITION", f"round: an aggregator is at {header.round}, not at {round}")
             shards.append(shard)
             self.metrics.moved("in", shard.nbytes)
-        return masks.join(shards, self._owners)
+        model = self._cut.join(shards)
+        if self._recorder is not None:
+            self._recorder.record(run, round, "evaluation", {"model": model})
+        return model
 
 
 def main() -> int:
     parser: argparse.ArgumentParser = process.arguments("The evaluator of a sharded federation")
-    parser.add_argument("--aggregators", nargs="+", required=True, help="host:port of every aggregator, in order")
+    parser.add_argument("--middleware", nargs="+", required=True, help="host:port of every aggregator, in order")
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
     options = parser.parse_args()
     log = Log("evaluator")
 
     def make(federation: Federation) -> Evaluator:
-        return Evaluator(federation, Keyring(options.keys), options.aggregators, options.data_dir)
+        recorder = process.recorder(options, federation, "evaluator")
+        return Evaluator(federation, Keyring(options.keys), options.middleware, options.data_dir, recorder)
 
     return process.run("fl_privacy.wire.Evaluator", make, options, log)
 

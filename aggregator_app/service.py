@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.combine import mean, optimiser
-from fl_privacy.config import Federation, ShardsRoute
-from fl_privacy.errors import ConfigError, ProtocolError
+from fl_privacy.combine.rules import Combiner
+from fl_privacy.config import Federation
+from fl_privacy.errors import ProtocolError
 from fl_privacy.ops.log import Log
 from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.machine import RoundSpec
 from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
-from fl_privacy.transcript import ViewWriter
+from fl_privacy.routes.base import only
+from fl_privacy.routes.shards import ShardsRoute
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import header_of
 
@@ -31,16 +33,15 @@ Array = NDArray[np.float32]
 class Aggregator(Middleware):
     """A round is settled in two steps, so that either all aggregators move on or none does."""
 
-    def __init__(self, federation: Federation, folder: Path, log: Log, recorder: ViewWriter | None = None) -> None:
+    def __init__(self, federation: Federation, folder: Path, log: Log, recorder: RunRecorder | None = None) -> None:
         super().__init__(federation, log, recorder)
-        if not isinstance(federation.route, ShardsRoute):
-            raise ConfigError(f"route.kind: {federation.route.kind!r} has no aggregators; use shards")
+        only(federation.route, ShardsRoute, "aggregators")
         self._store = ShardStore(folder)
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Array:
         """The shard that the last round left is what this one starts from; a later one is rolled back."""
         model, _ = await asyncio.to_thread(self._store.load, state.name, header.round - 1)
-        if model.size != header.length:
+        if self.coding.length(model.size) != header.length:
             raise ProtocolError("INVALID_ARGUMENT", f"length: {header.length} where this shard has {model.size}")
         return model
 
@@ -110,9 +111,9 @@ class Aggregator(Middleware):
     ) -> tuple[Array, dict[str, NDArray[Any]]]:
         matrix, tiers = rows.gather(clients)
         if self.recorder is not None:
-            events = [{"name": name, "row": row} for row, name in enumerate(clients)]
-            self.recorder.record(spec.round, spec.attempt, {"updates": matrix}, tiers, events)
-        rule = optimiser.make(**self.federation.combine.model_dump(exclude={"mu", "weights"}))
-        rule.restore(self._store.load(spec.run, spec.round - 1)[1])
-        shard = rule.step(model, mean.weighted(matrix, exact=self.federation.reproducible))
-        return shard, rule.state()
+            events = [{"kind": "row", "name": name, "row": row} for row, name in enumerate(clients)]
+            self.recorder.record(spec.run, spec.round, spec.attempt, self.coding.stored(matrix), tiers, events)
+        combiner = Combiner(self.federation)
+        combiner.restore(self._store.load(spec.run, spec.round - 1)[1])
+        shard = combiner.step(model, self.coding.decode(matrix, model.size), tiers)
+        return shard, combiner.state()

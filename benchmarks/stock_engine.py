@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.addresses import free_port
 from fl_privacy.config import Federation, ServerRoute
 from fl_privacy.deploy import flower
-from fl_privacy.deploy.engines.ground import Ground, free_port, new_run_name
+from fl_privacy.deploy.engines.workspace import Workspace
+from fl_privacy.deploy.plan import new_run_name
 
 APP = Path(__file__).parent / "stock"
 POLL = 0.5
@@ -17,56 +19,58 @@ POLL = 0.5
 
 def up(federation: Federation, runs_dir: Path, timeout: float) -> list[dict[str, Any]]:
     """Run FedAvg on the federation's task to its end; one line per round, with its time."""
-    ground = Ground(federation.model_copy(update={"route": ServerRoute()}), new_run_name(federation), runs_dir, None)
+    workspace = Workspace(
+        federation.model_copy(update={"route": ServerRoute()}), new_run_name(federation), runs_dir, None
+    )
     control = None
     try:
-        control, run, timings = _start(ground)
-        _follow(ground, control, run, time.monotonic() + timeout)
+        control, run, timings = _start(workspace)
+        _follow(workspace, control, run, time.monotonic() + timeout)
         return [json.loads(line) for line in timings.read_text().splitlines()]
     finally:
         if control is not None:
             control.close()
-        ground.clear()
+        workspace.clear()
 
 
-def _start(ground: Ground) -> tuple[flower.Control, int, Path]:
-    names = ground.federation.site_names
-    ground.prepare()
-    keys, address = ground.keys("superlink", "superlink"), f"127.0.0.1:{free_port()}"
-    home = {"FLWR_HOME": str(ground.private / "superlink" / "flwr")}
-    command = flower.superlink(address, keys, ground.private / "superlink" / "state.db")
-    ground.fleet.start("superlink", command, home)
+def _start(workspace: Workspace) -> tuple[flower.Control, int, Path]:
+    names = workspace.federation.site_names
+    workspace.prepare()
+    keys, address = workspace.keys("superlink", "superlink"), f"127.0.0.1:{free_port()}"
+    home = {"FLWR_HOME": str(workspace.private / "superlink" / "flwr")}
+    command = flower.superlink(address, keys, workspace.private / "superlink" / "state.db")
+    workspace.fleet.start("superlink", command, home)
     control = flower.Control(address, keys.authority_file)
-    control.wait(ground.fleet.check)
+    control.wait(workspace.fleet.check)
     for partition, name in enumerate(names):
-        _start_node(ground, control, address, name, partition)
-    timings = ground.private / "timings.jsonl"
+        _start_node(workspace, control, address, name, partition)
+    timings = workspace.private / "timings.jsonl"
     return (
         control,
-        control.start_run({"federation": ground.federation.to_yaml(), "timings": str(timings)}, APP),
+        control.start_run({"federation": workspace.federation.to_yaml(), "timings": str(timings)}, APP),
         timings,
     )
 
 
-def _start_node(ground: Ground, control: flower.Control, address: str, name: str, partition: int) -> None:
-    folder = ground.home / "nodes" / name
+def _start_node(workspace: Workspace, control: flower.Control, address: str, name: str, partition: int) -> None:
+    folder = workspace.home / "nodes" / name
     folder.mkdir(parents=True, mode=0o700)
     control.register(flower.node_key(folder / "node.key"), name)
     authority = folder / "ca.pem"
-    authority.write_bytes(ground.keys("site", name).authority_file.read_bytes())
+    authority.write_bytes(workspace.keys("site", name).authority_file.read_bytes())
     # Our nodes know a worker's socket; a stock node knows its partition instead.
     *command, _ = flower.supernode(address, authority, folder / "node.key", free_port(), folder)
-    command.append(f"partition-id={partition} num-partitions={len(ground.federation.sites)}")
-    ground.fleet.start(f"supernode-{name}", command, {"FLWR_HOME": str(folder / "flwr")}, confined=True)
+    command.append(f"partition-id={partition} num-partitions={len(workspace.federation.sites)}")
+    workspace.fleet.start(f"supernode-{name}", command, {"FLWR_HOME": str(folder / "flwr")}, confined=True)
 
 
-def _follow(ground: Ground, control: flower.Control, run: int, until: float) -> None:
+def _follow(workspace: Workspace, control: flower.Control, run: int, until: float) -> None:
     while (status := control.status(run)).status != "finished":
-        ground.fleet.check()
+        workspace.fleet.check()
         if time.monotonic() > until:
             raise TimeoutError("stock Flower did not finish in time")
         time.sleep(POLL)
     if status.sub_status != "completed":
         raise RuntimeError(
-            f"stock Flower {status.sub_status}: {status.details or ground.fleet.children['superlink'].tail()}"
+            f"stock Flower {status.sub_status}: {status.details or workspace.fleet.children['superlink'].tail()}"
         )

@@ -35,7 +35,7 @@ def train(message: Message, context: Context) -> Message:
     fields, update = _ask(context, ticket, payload)
     content = RecordDict({"receipt": ConfigRecord({"receipt": _receipt(str(fields.get("status")))})})
     if update:
-        array = Array(dtype="<f4", shape=(len(update) // 4,), stype="raw", data=bytes(update))
+        array = Array(dtype="u1", shape=(len(update),), stype="raw", data=bytes(update))
         content["update"] = ArrayRecord({"vector": array})
     return Message(content, reply_to=message)
 

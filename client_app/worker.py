@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import signal
 import socket
@@ -16,18 +15,18 @@ import numpy as np
 from pydantic import ValidationError
 
 from fl_privacy.config import Federation
-from fl_privacy.dp.policy import Policy
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, operations
 from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.routes.base import Ticket
 from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.stream import data_bytes
 
 from . import pipe
+from .accounting import policy_of
 from .site import Site
-from .ticket import Ticket
 
 REFUSALS = ("FAILED_PRECONDITION", "INVALID_ARGUMENT", "PERMISSION_DENIED")
 
@@ -41,11 +40,11 @@ def main() -> int:
         log.keep(options.events)
         metrics, address = serve_metrics("site", options.site, options.metrics, log)
         federation = Federation.load(options.config)
-        terms = policy(federation, options.site)
+        terms = policy_of(federation, options.site)
         log("policy", **terms)
         keys, folders = Keyring(options.keys), (options.data_dir, options.truth, options.state)
-        site = Site(federation, options.site, keys, options.middleware, *folders, log=log)
-        site.metrics, site.policy = metrics, terms["sha256"]
+        facts = {"log": log, "metrics": metrics, "policy": terms["sha256"]}
+        site = Site(federation, options.site, keys, options.middleware, *folders, **facts)
         if address:
             site.budget()
             log("metrics", address=address)
@@ -61,15 +60,6 @@ def main() -> int:
         log("stopped")
         raise
     return 0
-
-
-def policy(federation: Federation, site: str) -> dict[str, Any]:
-    """The policy that this site works under, for its log: the file's digest and every limit in it."""
-    path = federation.site(site).policy
-    if path is None:
-        return {"sha256": None, "reason": "no policy file: the federation's config alone holds, and no budget"}
-    limits = Policy.load(path).model_dump()
-    return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "file": str(path), **limits}
 
 
 def listen(path: Path) -> socket.socket:
@@ -107,12 +97,10 @@ def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> tuple[dict
         asked = {"run": ticket.run, "first": ticket.first, "last": ticket.last}
         if len(payload) % 4:
             raise ProtocolError("INVALID_ARGUMENT", "model: not a whole number of float32")
-        if payload:
-            update = site.answer(ticket, np.frombuffer(payload, "<f4").astype(np.float32))
-            return {"status": "done"}, data_bytes(update)
-        rounds = site.take_part(ticket)
+        model = np.frombuffer(payload, "<f4").astype(np.float32) if payload else None
+        rounds, update = site.take_part(ticket, model)
         site.log("done", **asked, rounds=rounds)
-        return {"status": "done" if rounds else "failed"}, b""
+        return {"status": "done" if rounds else "failed"}, b"" if update is None else data_bytes(update)
     except ValidationError as error:
         reason = f"ticket: {error.error_count()} fields are wrong"
         site.metrics.reject("INVALID_ARGUMENT", reason)
@@ -141,7 +129,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket for the ClientApp")
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
     parser.add_argument("--state", type=Path, help="this site's own folder: ledger and outgoing update")
-    parser.add_argument("--truth", type=Path, help="where to record true updates, with `audit: true`")
+    parser.add_argument(
+        "--truth", type=Path, help="where to record true updates, with `audit: true`; {run} is the run's name"
+    )
     operations(parser)
     return parser
 

@@ -2,19 +2,19 @@
 
 
 class FederationError(Exception):
-    """Anything a user can mend. The CLI prints it as one line and exits with 2."""
+    """An error the user can fix. The CLI prints it as one line and exits with 2."""
 
 
 class ConfigError(FederationError):
-    """The federation's YAML is wrong or asks for a combination that makes no sense."""
+    """The federation's YAML is invalid or combines options that are not supported together."""
 
 
 class DataError(FederationError):
-    """A data set is missing, incomplete or not the file it should be."""
+    """A data set is missing, incomplete or not the expected file."""
 
 
 class ProtocolError(FederationError):
-    """A message broke a rule of the round; `code` is the name of the gRPC status it is answered with."""
+    """A message broke a rule of the round; `code` is the name of the gRPC status sent in reply."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -22,8 +22,12 @@ class ProtocolError(FederationError):
 
 
 class TranscriptError(FederationError):
-    """A run folder is missing something, or was changed after it was signed."""
+    """A run folder is incomplete, or was changed after it was signed."""
 
 
 class LaunchError(FederationError):
     """A federation could not be started or did not finish."""
+
+
+class RoundFailed(Exception):
+    """An attempt at a round gave nothing; another may be tried."""

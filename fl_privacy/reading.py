@@ -1,4 +1,4 @@
-"""YAML read into pydantic models; every problem is one line with field, value, reason and fix."""
+"""Read YAML into pydantic models; every error is one line with field, value, reason and fix."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from fl_privacy.errors import ConfigError
 
+NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"  # of federations, sites and audits
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -22,7 +24,7 @@ def text_of(path: str | Path, what: str = "config") -> str:
 
 
 def mapping(text: str, source: str, page: str = "docs/config.md") -> dict[str, Any]:
-    """YAML text that holds keys and values; `page` is where they are described."""
+    """Parse YAML text that must be a mapping; `page` documents its keys."""
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:

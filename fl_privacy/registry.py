@@ -46,6 +46,10 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         return list(dict.fromkeys((*self._ours, *self._added, *_installed(self.group))))
 
+    def ours(self, prefix: str = "") -> list[str]:
+        """The names of this package's own choices."""
+        return [name for name in self._ours if name.startswith(prefix)]
+
     def __contains__(self, name: object) -> bool:
         return name in self._ours or name in self._added or name in _installed(self.group)
 

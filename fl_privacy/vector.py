@@ -1,4 +1,4 @@
-"""A model as one flat float32 vector and its layout, and back."""
+"""Convert a model to one flat float32 vector with its layout, and back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         if len({entry.name for entry in self.entries}) != len(self.entries):
-            raise FederationError("layout: a tensor's name is there twice; give every tensor its own")
+            raise FederationError("layout: two tensors have the same name; give every tensor its own")
         if any(length < 0 for entry in self.entries for length in entry.shape):
             raise FederationError("layout: a shape has a negative length; use 0 or more")
 
@@ -51,7 +51,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of names and shapes: two parties agree on it before they exchange vectors."""
+        """SHA-256 of names and shapes; two parties compare it before they exchange vectors."""
         listing = json.dumps([[e.name, list(e.shape)] for e in self.entries], separators=(",", ":"))
         return hashlib.sha256(listing.encode()).hexdigest()
 
@@ -66,7 +66,7 @@ class Layout:
 
     @cached_property
     def layers(self) -> tuple[slice, ...]:
-        """One slice a layer: neighbouring tensors of one module (`fc1.weight`, `fc1.bias`) belong together."""
+        """One slice per layer: adjacent tensors of one module (`fc1.weight`, `fc1.bias`) belong together."""
         spans: list[tuple[str, int, int]] = []
         for name, part in self.slices.items():
             module = name.rpartition(".")[0]
@@ -99,7 +99,7 @@ def flatten(model: torch.nn.Module | Mapping[str, Any]) -> tuple[Vector, Layout]
 
 
 def _array(tensor: Any) -> NDArray[Any]:
-    """A tensor or array as an array; NumPy has no bfloat16, so torch widens it."""
+    """A tensor or array as an array. NumPy has no bfloat16, so torch converts it to float32."""
     if not hasattr(tensor, "detach"):
         return np.asarray(tensor)
     return np.asarray((tensor.float() if tensor.is_floating_point() else tensor).detach().cpu())
@@ -114,7 +114,7 @@ def unflatten(vector: Vector, layout: Layout) -> dict[str, NDArray[np.float32]]:
 
 
 def load(model: torch.nn.Module, vector: Vector, layout: Layout) -> None:
-    """Put `vector` into the model, in place."""
+    """Copy `vector` into the model, in place."""
     import torch
 
     state = model.state_dict()

@@ -139,7 +139,7 @@ def main() -> int:
         return 1
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"bundle: {os.path.relpath(folder)}, {size / 1e6:.0f} MB, {time.monotonic() - begin:.0f} s")
-    print(f"bundle: tell the sites by another way that SHA256SUMS hashes to {total}")
+    print(f"bundle: send the SHA-256 of SHA256SUMS to the sites over a separate channel: {total}")
     return 0
 
 

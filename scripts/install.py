@@ -224,7 +224,7 @@ class Environment:
 
 
 def wait(command: Iterable[str], log: TextIO) -> int:
-    """Run a command to its end, and end it if this process is told to end."""
+    """Run a command to completion, and stop it if this process is stopped."""
     child = subprocess.Popen(
         list(command), env=clean_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, close_fds=False
     )
@@ -273,7 +273,7 @@ def is_current(stamp: dict[str, str], wanted: dict[str, str]) -> bool:
 
 
 def is_reusable(stamp: dict[str, str], wanted: dict[str, str], python: Python) -> bool:
-    """Whether an environment can be brought up to date in place, rather than made anew."""
+    """Whether an environment can be updated in place instead of being recreated."""
     same = all(stamp.get(key) == wanted[key] for key in ("torch", "folder"))
     return same and stamp.get("python") == version_text(python)
 

@@ -1,4 +1,4 @@
-"""Writes docs/config.schema.json and docs/config.md from the config's own models."""
+"""Generate docs/config.schema.json and docs/config.md from the config models."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 from fl_privacy.config import schema
 
 DOCS = Path(__file__).parent.parent / "docs"
-HEAD = """# The federation's YAML
+HEAD = """# Configuration reference
 
-`sites` is the only key that must be there. Unknown keys and impossible combinations are refused with field, value,
-reason and fix. This page and [config.schema.json](config.schema.json) are made from the code by `make schema`; editors
-that know JSON Schema check and complete a config as you type.
+A federation is one YAML file. Only `sites` is required. Unknown keys and unsupported combinations are errors that name
+the field, the value, the reason and the fix. `make schema` generates this page and
+[config.schema.json](config.schema.json) from the code; editors that support JSON Schema use the latter to check and
+complete a config as you type.
 
 ```yaml
 {example}```
@@ -23,7 +24,7 @@ EXAMPLE = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 
 
 def page() -> str:
-    """The reference page: one table for each model."""
+    """The reference page: one table per model."""
     made = schema()
     parts = [HEAD.format(example=EXAMPLE.read_text()), *_section("Federation", made, made)]
     for name, model in made["$defs"].items():
@@ -33,9 +34,9 @@ def page() -> str:
 
 def _section(name: str, model: dict[str, Any], root: dict[str, Any]) -> Iterator[str]:
     yield f"\n## {name}\n\n{model.get('description', '')}\n"
-    yield "| key | takes | default | |\n|---|---|---|---|"
+    yield "| key | type | default | description |\n|---|---|---|---|"
     for key, field in model["properties"].items():
-        default = "must be given" if key in model.get("required", ()) else f"`{json.dumps(_default(field))}`"
+        default = "required" if key in model.get("required", ()) else f"`{json.dumps(_default(field))}`"
         if key == "kind" and "const" in field:
             default = f"`{field['const']}`"
         yield f"| `{key}` | {_takes(field)} | {default} | {field.get('description', '')} |"
@@ -62,7 +63,7 @@ def _takes(field: dict[str, Any]) -> str:
         return f"list of {_takes(field.get('items', {}))}"
     limits = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     words = [f"{word} {field[limit]:g}" for limit, word in limits.items() if limit in field]
-    return ", ".join([{"null": "nothing"}.get(field.get("type", ""), field.get("type", "any")), *words])
+    return ", ".join([field.get("type", "any"), *words])
 
 
 def schema_text() -> str:

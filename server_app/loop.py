@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from importlib.metadata import version
+from typing import Any
 
 import grpc
 import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fl_privacy.config import Federation, ServerRoute, ShardsRoute
+from fl_privacy.config import Federation
 from fl_privacy.deploy.plan import ServerPlan
-from fl_privacy.errors import FederationError, LaunchError
+from fl_privacy.errors import FederationError, LaunchError, RoundFailed
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics
 from fl_privacy.ops.metrics import serve as serve_metrics
 from fl_privacy.round.checkpoints import Checkpoints
+from fl_privacy.routes.base import Ask, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
 from fl_privacy.wire import rpc
+from fl_privacy.wire.stream import digest
 
 from .evaluation import Local, Remote
+from .invitations import Invitations
 from .nodes import Nodes
-from .routes import Ask, Outcome, Route, ThroughServer, ThroughShards, ThroughShuffler, attempt_name, retryable
-from .strategy import Strategy
+from .strategy import MODEL, Models, Strategy
 
 PAUSE = 1.0
+MOMENT = "moment."
+PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,  # it was opened by a call that broke off
+)
 VERSIONS = ("fl-privacy", "flwr", "torch", "numpy", "grpcio")
 
 
@@ -44,17 +56,18 @@ class Coordinator:
         self.layout = layout_of(self.federation)
         self.strategy = Strategy(self.federation)
         self.nodes = Nodes(grid, self.federation)
+        rounds = 1 if plan.invite_every_round else self.federation.rounds_per_ticket
+        self.invitations = Invitations(self.nodes, self.federation, rounds, self.log)
         self.keys = Keyring(plan.keys)
-        self.route = self._make_route()
+        seat = ServerSeat(self.federation, self.layout, self.keys, plan.middleware, self.invitations)
+        self.route = self.federation.route.server(seat)
         self.evaluation = self._make_evaluation()
         # A sharded federation's server holds no model, so nothing of one can leak from it.
-        self.model: NDArray[np.float32] | None = self.evaluation.initial
+        self.models: Models = self.evaluation.initial
         key, certificate = load_key(self.keys.key_file), self.keys.certificate_file.read_bytes()
         self.run = RunWriter(plan.run_dir, self._manifest(), key, certificate)
         self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate)
         self.checkpoints = Checkpoints(plan.run_dir / "checkpoints")
-        self._message, self._cohort = -1, list[str]()
-        self._invited = False
         self._salt = 0
 
     def _make_metrics(self) -> Metrics:
@@ -62,13 +75,6 @@ class Coordinator:
         if address:
             self.log("metrics", address=address)
         return metrics
-
-    def _make_route(self) -> Route:
-        if isinstance(self.federation.route, ServerRoute):
-            return ThroughServer(self.federation, self.nodes)
-        stubs = [rpc.middleware(rpc.channel(address, self.keys)) for address in self.plan.middleware]
-        kind = ThroughShards if isinstance(self.federation.route, ShardsRoute) else ThroughShuffler
-        return kind(self.federation, self.nodes, self.layout, stubs)
 
     def _make_evaluation(self) -> Local | Remote:
         if self.plan.evaluator is None:
@@ -113,49 +119,47 @@ class Coordinator:
         """One round, however many attempts it takes, and all that follows from it."""
         began = time.monotonic()
         ask, outcome = self._attempts(round)
-        self._invited = True
         self._record(ask, outcome)
-        if self.model is not None and outcome.updates is not None:
+        if outcome.rows is not None:
             with self.metrics.phase("combine"):
-                self.model = self.strategy.combine(self.model, outcome.updates, outcome.tiers)
+                self.models = self.strategy.combine(self.models, outcome.rows, outcome.tiers)
         self._evaluate(round, outcome, time.monotonic() - began)
         self._checkpoint(round)
 
     def _attempts(self, round: int) -> tuple[Ask, Outcome]:
         """Try a round until it gives something or the attempts are used up."""
-        per_message = self.federation.rounds_per_message
-        message = (round - 1) // per_message
-        single = self.plan.invite_every_round
-        last = round if single else min((message + 1) * per_message, self.federation.rounds)
-        if message != self._message:
-            self._message, self._cohort = message, self.strategy.cohort(message, self.nodes.present())
-        cohort = self._cohort
-        invite = single or (round - 1) % per_message == 0 or not self._invited
+        cohort = self.strategy.cohort(round, self.nodes.present())
         for number in range(1, self.federation.attempts + 1):
-            name = attempt_name(self.plan.run, round, self.model, cohort, self._salt + number)
-            ask = Ask(self.plan.run, round, last, name, cohort, invite or number > 1)
+            ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort)
             self.log("round", run=self.plan.run, round=round, attempt=number)
             try:
                 return ask, self._attempt(ask)
-            except Exception as error:
-                reason = retryable(error)
+            except (RoundFailed, grpc.RpcError) as error:
+                reason = _retryable(error)
                 if reason is None:
                     raise
             self.log("attempt-failed", run=self.plan.run, round=round, attempt=number, reason=reason)
+            self.invitations.withdraw()
             time.sleep(PAUSE)
             if number < self.federation.attempts:
                 self.nodes.await_back(cohort)
         raise LaunchError(f"round {round} failed {self.federation.attempts} times; the last time: {reason}")
 
+    def _attempt_name(self, round: int, cohort: list[str], number: int) -> str:
+        """Digest of models and cohort, and of how often the round was tried: a new attempt is a new charge."""
+        models = [digest(model).hex() for model in self.models.values()]
+        parts = [self.plan.run, str(round), *(models or [""]), ",".join(cohort), str(self._salt + number)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
     def _attempt(self, ask: Ask) -> Outcome:
         """One attempt, counted."""
-        copies = len(ask.cohort) if isinstance(self.federation.route, ServerRoute) else 1
-        self.metrics.moved("out", 0 if self.model is None else copies * self.model.nbytes)
+        model = self.models.get(MODEL)
+        self.metrics.moved("out", 0 if model is None else self.route.copies(ask) * model.nbytes)
         self.metrics.opened(1)
         ended = "failed"
         try:
             with self.metrics.phase("collect"):
-                outcome = self.route.play(ask, self.model)
+                outcome = self.route.play(ask, model)
             ended = "released"
         finally:
             self.metrics.opened(-1)
@@ -164,16 +168,15 @@ class Coordinator:
         return outcome
 
     def _record(self, ask: Ask, outcome: Outcome) -> None:
-        """Exactly what this server saw, and the model it held."""
-        arrays = {"model": self.model, "updates": outcome.updates}
-        held = {name: array for name, array in arrays.items() if array is not None}
+        """Exactly what this server saw, and the models it held."""
+        rows = {} if outcome.rows is None else self.federation.coding.stored(outcome.rows)
         invited = [{"kind": "invited", "name": name} for name in sorted(ask.cohort)]
-        self.view.record(ask.round, ask.attempt, held, outcome.tiers, invited + outcome.receipts)
+        self.view.record(ask.round, ask.attempt, {**self.models, **rows}, outcome.tiers, invited + outcome.receipts)
 
     def _evaluate(self, round: int, outcome: Outcome, seconds: float) -> None:
         with self.metrics.phase("evaluate"):
-            metrics = self.evaluation(self.plan.run, round, self.model)
-        line = {
+            metrics = self.evaluation(self.plan.run, round, self.models)
+        line: dict[str, Any] = {
             "round": round,
             "accuracy": metrics.accuracy,
             "loss": metrics.loss,
@@ -186,19 +189,16 @@ class Coordinator:
         self.log("evaluated", run=self.plan.run, **line)
 
     def _checkpoint(self, round: int) -> None:
-        arrays = {f"moment.{name}": array for name, array in self.strategy.state().items()}
-        if self.model is not None:
-            arrays["model"] = self.model
+        moments = {f"{MOMENT}{name}": array for name, array in self.strategy.state().items()}
         with self.metrics.phase("checkpoint"):
-            self.checkpoints.save(round, arrays)
+            self.checkpoints.save(round, {**moments, **self.models})
 
     def _resume(self, saved: dict[str, NDArray[np.float32]]) -> None:
         # Attempts of the broken run may have been released: names of ours must not meet them.
         self._salt = int(time.time()) << 8
-        if self.model is not None:
-            self.model = saved["model"]
-            prefix = "moment."
-            self.strategy.restore({k.removeprefix(prefix): a for k, a in saved.items() if k.startswith(prefix)})
+        moments = {k.removeprefix(MOMENT): array for k, array in saved.items() if k.startswith(MOMENT)}
+        self.models = {name: array for name, array in saved.items() if not name.startswith(MOMENT)}
+        self.strategy.restore(self.models, moments)
 
     def _finish(self) -> None:
         try:
@@ -209,3 +209,10 @@ class Coordinator:
 
 def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, FederationError) else f"{type(error).__name__}: {error}"
+
+
+def _retryable(error: RoundFailed | grpc.RpcError) -> str | None:
+    """Why another attempt may help, or None."""
+    if isinstance(error, RoundFailed):
+        return str(error)
+    return f"middleware: {error.code().name}" if error.code() in PASSING else None

@@ -6,11 +6,15 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fl_privacy.coding import Coding, Payload
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
+from fl_privacy.vector import Vector
+from fl_privacy.wire.stream import data_bytes
 
 POLL = 0.2
 RECEIPTS = ("done", "refused", "failed")
@@ -48,11 +52,20 @@ class Nodes:
 
     def present(self) -> list[str]:
         """Who is there now, late ones too; where that is less than a quorum, all that ever were: they may come back."""
+        now = self.refresh()
+        return now if len(now) >= self._federation.quorum else sorted(self._ids)
+
+    def refresh(self) -> list[str]:
+        """Who is there now; a site that came back may have another id."""
         if self._simulated:
             return sorted(self._ids)
         now = self._named()
         self._ids |= now
-        return sorted(now if len(now) >= self._federation.quorum else self._ids)
+        return sorted(now)
+
+    def knows(self, site: str) -> bool:
+        """Whether a site was ever there."""
+        return site in self._ids
 
     def await_back(self, sites: Iterable[str]) -> None:
         """Until all of these are there again, or a deadline has passed: Flower refuses a killed node for a minute."""
@@ -79,31 +92,47 @@ class Nodes:
                 named[self._federation.site_names[partition]] = reply.metadata.src_node_id
         return named
 
-    def send(self, sites: Iterable[str], ticket: dict[str, Any], model: Array | None = None) -> None:
-        """Push a ticket to each site; nobody waits for an answer."""
+    def send(self, sites: Iterable[str], ticket: dict[str, Any], model: Vector | None = None) -> None:
+        """Push a ticket to each site; nobody waits for an answer. A site's older ticket is forgotten."""
         sites = list(sites)
+        packed = None if model is None else ArrayRecord({"vector": _array(model)})
         messages = []
         for name in sites:
             content = RecordDict({"ticket": ConfigRecord(ticket)})
-            if model is not None:
-                content["model"] = ArrayRecord({"vector": model})
+            if packed is not None:
+                content["model"] = packed
             messages.append(Message(content, self._ids[name], "train", group_id=str(ticket["first"])))
         ids = list(self._grid.push_messages(messages))
         lost = [name for name, id in zip(sites, ids, strict=False) if not id]
         if len(ids) != len(sites) or lost:
             raise FederationError(f"tickets: Flower did not take {len(sites) - len(ids) or len(lost)} of {len(sites)}")
-        self._pending = dict(zip(ids, sites, strict=True))
+        kept = {id: name for id, name in self._pending.items() if name not in sites}
+        self._pending = {**kept, **dict(zip(ids, sites, strict=True))}
 
-    def receipts(self) -> list[tuple[str, str, Message]]:
-        """(site, status, reply) of what came since the last call. Errors from Flower itself count as failed."""
+    def receipts(self, coding: Coding) -> list[tuple[str, str, Payload | None]]:
+        """(site, status, update) of what came since the last call. Errors from Flower itself count as failed."""
         if not self._pending:
             return []
         found = []
         for reply in self._grid.pull_messages(list(self._pending)):
             site = self._pending.pop(reply.metadata.reply_to_message_id, None)
             if site is not None:
-                found.append((site, _status(reply), reply))
+                status = _status(reply)
+                found.append((site, status, _update(reply, coding) if status == "done" else None))
         return found
+
+
+def _array(model: Vector) -> Array:
+    return Array(dtype="<f4", shape=model.shape, stype="raw", data=bytes(data_bytes(model)))
+
+
+def _update(reply: Message, coding: Coding) -> Payload | None:
+    """The update in a reply, unchecked but for whole numbers."""
+    record = reply.content.array_records.get("update")
+    if record is None or "vector" not in record:
+        return None
+    data = record["vector"].data
+    return np.frombuffer(data, coding.type) if len(data) % coding.type.itemsize == 0 else None
 
 
 def _status(reply: Message) -> str:

@@ -2,51 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.combine import mean, optimiser, weights
-from fl_privacy.config import Federation, NoPrivatise
+from fl_privacy.coding import Payload
+from fl_privacy.combine.rules import Combiner
+from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
+from fl_privacy.vector import Vector
 
 COHORT_STREAM = 0x434F_484F
+MODEL = "model"
+
+Models = dict[str, Vector]  # by name: usually one, several where sites are clustered, none with shards
 
 
 class Strategy:
-    """Cohorts by seed; updates averaged equally or by privacy label (record counts would tell sites apart)."""
+    """Cohorts by seed; every model combined by the federation's rule (record counts would tell sites apart)."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
-        self.rule = optimiser.make(**federation.combine.model_dump(exclude={"mu", "weights"}))
+        self._combiners: dict[str, Combiner] = {}
 
-    def cohort(self, message: int, present: Sequence[str]) -> list[str]:
-        """The sites of the `message`-th Flower message, drawn by seed from those present."""
+    def cohort(self, round: int, present: Sequence[str]) -> list[str]:
+        """The sites of a round, drawn by seed from those present."""
         size = min(self.federation.cohort, len(present))
         if size < self.federation.quorum:
             raise FederationError(
-                f"quorum: {len(present)} sites are there and {self.federation.quorum} are needed; start the others"
+                f"quorum: {len(present)} sites are present and {self.federation.quorum} are needed; start the others"
             )
-        rng = np.random.default_rng(np.random.SeedSequence([COHORT_STREAM, self.federation.seed, message]))
+        rng = np.random.default_rng(np.random.SeedSequence([COHORT_STREAM, self.federation.seed, round - 1]))
         names = sorted(present)
         return sorted(names[i] for i in rng.choice(len(names), size, replace=False))
 
-    def combine(
-        self, model: NDArray[np.float32], updates: NDArray[np.float32], tiers: Sequence[str]
-    ) -> NDArray[np.float32]:
-        """The next model."""
-        return self.rule.step(model, mean.weighted(updates, self._weights(tiers), self.federation.reproducible))
+    def combine(self, models: Models, rows: Payload, tiers: Sequence[str]) -> Models:
+        """The next models; each has an optimiser of its own."""
+        return {
+            name: self._combiner(name).step(model, self.federation.coding.decode(rows, model.size), tiers)
+            for name, model in models.items()
+        }
 
-    def _weights(self, tiers: Sequence[str]) -> weights.Weights | None:
-        if isinstance(self.federation.privatise, NoPrivatise):
-            return None
-        rule = weights.RULES[self.federation.combine.weights]
-        return rule([float(tier) for tier in tiers], self.federation.privatise.delta)
+    def _combiner(self, name: str) -> Combiner:
+        return self._combiners.setdefault(name, Combiner(self.federation))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        return self.rule.state()
+        """What a checkpoint needs to continue: the optimisers' arrays, those of other models under their names."""
+        found: dict[str, NDArray[Any]] = {}
+        for name, combiner in self._combiners.items():
+            found |= {_prefix(name) + key: array for key, array in combiner.state().items()}
+        return found
 
-    def restore(self, state: dict[str, NDArray[Any]]) -> None:
-        self.rule.restore(state)
+    def restore(self, models: Models, state: Mapping[str, NDArray[Any]]) -> None:
+        for name in models:
+            own = {key.removeprefix(_prefix(name)): array for key, array in state.items() if _owner(key) == name}
+            self._combiner(name).restore(own)
+
+
+def _prefix(name: str) -> str:
+    return "" if name == MODEL else f"{name}/"
+
+
+def _owner(key: str) -> str:
+    return key.rpartition("/")[0] or MODEL

@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fl_privacy.config import Federation, Ldp, ShufflerRoute
+from fl_privacy.config import Federation
 from fl_privacy.crypto import keys
-from fl_privacy.errors import ConfigError
+from fl_privacy.errors import ProtocolError
 from fl_privacy.ops.log import Log
 from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.service import Middleware, Parts
-from fl_privacy.shuffle import Matrix
+from fl_privacy.routes.base import only
+from fl_privacy.routes.shuffler import ShufflerRoute
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp
-from fl_privacy.shuffle.mixing import Group, groups
-from fl_privacy.transcript import ViewWriter
+from fl_privacy.shuffle.mixing import Group
+from fl_privacy.transcript.recorder import RunRecorder
+from fl_privacy.vector import Vector
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.buffers import give_back, keep_buffers
 from fl_privacy.wire.stream import chunks
@@ -26,14 +28,15 @@ from .mixer import mix_apart
 class Shuffler(Middleware):
     """Parameter, layer or model shuffling; the key is fresh for every attempt and forgotten with it."""
 
-    def __init__(self, federation: Federation, log: Log, recorder: ViewWriter | None = None) -> None:
+    def __init__(self, federation: Federation, log: Log, recorder: RunRecorder | None = None) -> None:
         super().__init__(federation, log, recorder)
-        if not isinstance(federation.route, ShufflerRoute):
-            raise ConfigError(f"route.kind: {federation.route.kind!r} has no shuffler; use shuffler")
+        self._route = only(federation.route, ShufflerRoute, "shuffler")
 
-    async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Matrix:
+    async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Vector:
         keep_buffers()  # until the next `give_back`
-        return await self.take_model(header.length, header.model, parts)
+        if self.coding.length(header.parameters) != header.length:
+            raise ProtocolError("INVALID_ARGUMENT", f"length: {header.length} for {header.parameters} parameters")
+        return await self.take_model(header.parameters, header.model, parts)
 
     async def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
         spec, rows = attempt.round.spec, attempt.rows
@@ -50,7 +53,7 @@ class Shuffler(Middleware):
                 # How they are mixed, keys and all: with it the origin of every value can be told, and only with it.
                 events.append({"kind": "mixing", "job": job.to_json()})
                 await asyncio.to_thread(
-                    self.recorder.record, spec.round, spec.attempt, {"updates": matrix}, tiers, events
+                    self.recorder.record, spec.run, spec.round, spec.attempt, self.coding.stored(matrix), tiers, events
                 )
             with self.metrics.phase("mixing"):
                 await asyncio.to_thread(mix_apart, matrix, rows, job)
@@ -66,39 +69,26 @@ class Shuffler(Middleware):
 
     def _terms(self, attempt: Attempt, job: Job) -> dict[str, Any]:
         """Under what a round was released, for the log: nothing of who is in it, and no key."""
-        assert isinstance(self.federation.route, ShufflerRoute)
         return {
             "attempt": attempt.round.spec.attempt,
             "floor": attempt.round.needed,
             "level": job.level,
-            "buckets": self.federation.route.buckets,
+            "buckets": self._route.buckets,
             "sets": [len(mixed.members) for mixed in job.sets],
         }
 
     def _plan(self, tiers: list[str], attempt: Attempt) -> tuple[Job, list[str]]:
         """Every mixing set with a key of its own; and the label of each row of the result."""
-        assert isinstance(self.federation.route, ShufflerRoute)
-        sets = groups(tiers, self.federation.route)
+        sets, length = self._route.groups(tiers), attempt.round.spec.length
         made = tuple(self._set(group, tiers, attempt, number) for number, group in enumerate(sets))
-        job = Job(self.federation.route.level, len(tiers), attempt.round.spec.length, attempt.layers, made)
-        return job, [tier for group in sets for tier in group.tiers]
+        layers = tuple(map(self.coding.length, attempt.layers)) or (length,)
+        return Job(self._route.level, len(tiers), length, layers, made), [t for group in sets for t in group.tiers]
 
     def _set(self, group: Group, tiers: list[str], attempt: Attempt, number: int) -> MixingSet:
         """Its members and keys; levelled, with the noise that every row lacks."""
-        missing = self._missing([tiers[member] for member in group.members])
+        missing = self._route.missing(self.federation, [tiers[member] for member in group.members])
         top_ups = (TopUp(m, self._key(attempt, f"level/{number}/{row}")) for row, m in enumerate(missing))
         return MixingSet(group.members, self._key(attempt, f"shuffle/{number}"), tuple(top_ups))
-
-    def _missing(self, tiers: list[str]) -> list[float]:
-        """What brings every row to the noise of the bucket's smallest budget: then variances tell no rows apart."""
-        route, privatise = self.federation.route, self.federation.privatise
-        if not (isinstance(route, ShufflerRoute) and route.buckets == "levelled"):
-            return []
-        assert isinstance(privatise, Ldp)
-        from fl_privacy.dp import ldp  # its calibration takes scipy, 50 MB that other shufflers never need
-
-        epsilons = [float(tier) for tier in tiers]
-        return [ldp.missing(privatise.clip, epsilon, min(epsilons), privatise.delta) for epsilon in epsilons]
 
     def _key(self, attempt: Attempt, purpose: str) -> bytes:
         """Bound to run, round and attempt; seeded only where the federation asks to be repeatable."""

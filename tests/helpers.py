@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
+from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import ProtocolError
@@ -121,7 +122,9 @@ class Deployment:
         self.fleet.stop(self.name)
 
 
-def deploy(folder: Path, keys: Keys, federation: Federation, role: str, index: int = 0) -> Deployment:
+def deploy(
+    folder: Path, keys: Keys, federation: Federation, role: str, index: int = 0, options: Sequence[str] = ()
+) -> Deployment:
     """Start `python -m shuffler_app` or `python -m aggregator_app` and wait until it listens."""
     name = role if role == "shuffler" else f"{role}-{index}"
     config = folder / "federation.yaml"
@@ -131,7 +134,7 @@ def deploy(folder: Path, keys: Keys, federation: Federation, role: str, index: i
     if role == "aggregator":
         command += ["--index", str(index), "--state", str(folder / f"state-{index}")]
     fleet = Fleet(folder / "logs", folder / f"{name}.pids")
-    fleet.start(name, command)
+    fleet.start(name, [*command, *options])
     address = str(fleet.wait_for(name, "listening", START)["address"])
     return Deployment(fleet, name, address, keys, federation)
 
@@ -155,7 +158,7 @@ def attempt_name() -> str:
 def round_header(run: str, round: int, length: int, /, **changes: Any) -> pb.RoundHeader:
     """A round of three that ends soon."""
     fields = {"attempt": attempt_name(), "cohort": 3, "quorum": 3, "deadline": 20.0, "layout": LAYOUT}
-    return pb.RoundHeader(run=run, round=round, length=length, **{**fields, **changes})
+    return pb.RoundHeader(run=run, round=round, length=length, **{"parameters": length, **fields, **changes})
 
 
 def open_round(stub: Any, header: pb.RoundHeader, model: Array | None = None) -> pb.RoundHeader:
@@ -163,7 +166,7 @@ def open_round(stub: Any, header: pb.RoundHeader, model: Array | None = None) ->
     if header.length and model is None:
         model = np.zeros(header.length, np.float32)
     if model is not None:
-        header.model = digest(model)
+        header.model, header.parameters = digest(model), model.size
     client.open_round(stub, header, model, CALL)
     return header
 
@@ -189,7 +192,7 @@ def send(stub: Any, header: pb.VectorHeader, update: Array) -> pb.SubmitReply:
 
 
 def submit(stub: Any, round: pb.RoundHeader, update: Array, **options: Any) -> bool:
-    return client.submit(stub, round, update, CALL, **options)
+    return client.submit(stub, round, update, CALL, FLOAT32, **options)
 
 
 def collect(stub: Any, round: pb.RoundHeader, timeout: float = CALL) -> client.Release:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy.addresses import free_port
 from fl_privacy.deploy import flower
-from fl_privacy.deploy.engines.ground import free_port
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import write_secret

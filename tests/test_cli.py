@@ -12,7 +12,6 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy.preflight import checks
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import Authority
-from fl_privacy.theory.cost import per_round
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -22,14 +21,15 @@ def test_plan_counts_vectors_in_and_out() -> None:
     """What goes out somewhere comes in somewhere else."""
     for route in ("{kind: server}", "{kind: shuffler}", "{kind: shards, aggregators: 4}"):
         federation = Federation.parse(f"sites: 6\nroute: {route}")
-        costs = per_round(federation, 1000)
+        costs = federation.route.cost(federation, 1000)
         sent = sum(c.count * c.parameters_out for c in costs)
         received = sum(c.count * c.parameters_in for c in costs)
         assert sent == received
 
 
 def test_a_sharded_server_gets_no_parameter() -> None:
-    server = per_round(Federation.parse("sites: 6\nroute: {kind: shards}"), 1000)[0]
+    federation = Federation.parse("sites: 6\nroute: {kind: shards}")
+    server = federation.route.cost(federation, 1000)[0]
     assert (server.party, server.parameters_in, server.parameters_out) == ("server", 0, 0)
 
 

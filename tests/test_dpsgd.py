@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.outgoing import Outgoing
 from client_app.site import Site
 from fl_privacy import vector
 from fl_privacy.combine import mean, weights
 from fl_privacy.config import Federation
+from fl_privacy.config.policy import PolicyError
 from fl_privacy.crypto import keys
 from fl_privacy.dp import dpsgd, gaussian, ldp, per_record, sampled
 from fl_privacy.dp.ledger import Charge, Ledger, LedgerError, compose
-from fl_privacy.dp.policy import PolicyError
 from fl_privacy.dp.sampled import Plan, Private
 from fl_privacy.errors import FederationError
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import Authority
+from fl_privacy.steps.base import At
 from fl_privacy.tasks import models
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.train import Recipe, fit, loss_of
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.theory.budget import tiers
 from fl_privacy.transcript.read import View
+from sites import Idle
 
 DELTA = 1e-5
 KEY = b"k" * 32
@@ -266,30 +269,28 @@ def federation(tmp_path: Path, epsilon: float = 20.0, more: str = "") -> Federat
     return Federation.parse(CONFIG.replace("sites: {count: 3, epsilon: 8}", sites) + more)
 
 
-def noisy(private: Private) -> np.ndarray:
-    return np.frombuffer(private.key, np.uint8).astype(np.float32)
+def noisy(fit: Any) -> np.ndarray:
+    return np.frombuffer(fit.keywords["private"].key, np.uint8).astype(np.float32)
 
 
-def never(private: Private) -> np.ndarray:
+def never(fit: Any) -> np.ndarray:
     raise AssertionError("trained again")
 
 
 def test_a_round_is_charged_by_record_and_resent_as_the_same_bytes(tmp_path: Path) -> None:
-    first = Outgoing(federation(tmp_path), "a", tmp_path, records=288)
+    first = Idle(federation(tmp_path), "a", tmp_path, records=288)
     sent = first.prepare("run", 1, "attempt", noisy)
-    again = Outgoing(federation(tmp_path), "a", tmp_path, records=288)
+    again = Idle(federation(tmp_path), "a", tmp_path, records=288)
     for site in (first, again):
         assert np.array_equal(site.prepare("run", 1, "attempt", never), sent)
-        assert site.ledger is not None
         report = site.ledger.report()
         assert (report["charges"], report["unit"], report["adjacency"]) == (1, "record", "add-or-remove")
         assert 7.9 < report["spent"] <= 8
-        assert site.tier == "8"
     assert not np.array_equal(first.prepare("run", 1, "another", noisy), sent)
 
 
 def test_the_round_that_would_overspend_is_refused_before_training(tmp_path: Path) -> None:
-    site = Outgoing(federation(tmp_path, epsilon=10.0), "a", tmp_path, records=288)
+    site = Idle(federation(tmp_path, epsilon=10.0), "a", tmp_path, records=288)
     site.prepare("run", 1, "attempt", noisy)
     with pytest.raises(LedgerError, match="nothing was spent or sent"):
         site.prepare("run", 2, "attempt", never)
@@ -297,27 +298,27 @@ def test_the_round_that_would_overspend_is_refused_before_training(tmp_path: Pat
 
 def test_a_ledger_of_whole_updates_takes_no_records(tmp_path: Path) -> None:
     Ledger(tmp_path / "ledger.jsonl", 20.0, DELTA, "a").charge("before", ldp.charge(1.0, DELTA))
-    with pytest.raises(LedgerError, match="its own ledger"):
-        Outgoing(federation(tmp_path), "a", tmp_path, records=288).prepare("run", 1, "attempt", never)
+    with pytest.raises(LedgerError, match="use a separate ledger for each"):
+        Idle(federation(tmp_path), "a", tmp_path, records=288).prepare("run", 1, "attempt", never)
 
 
 def test_a_policy_binds_and_a_site_without_records_is_named(tmp_path: Path) -> None:
     text = CONFIG.replace("epsilon: 8", f"epsilon: 9, policy: {tmp_path / 'policy.yaml'}")
     federation(tmp_path)
     with pytest.raises(PolicyError, match="epsilon 9"):
-        Outgoing(Federation.parse(text), "site-0", tmp_path, records=288)
+        Idle(Federation.parse(text), "site-0", tmp_path, records=288)
     with pytest.raises(FederationError, match="no records"):
-        Outgoing(federation(tmp_path), "a", tmp_path, records=0)
+        Idle(federation(tmp_path), "a", tmp_path, records=0)
     made = federation(tmp_path)
     policy = tmp_path / "policy.yaml"
     policy.write_text(policy.read_text().replace("units: [record]\n", ""))
     with pytest.raises(PolicyError, match="protects a record; allowed: site"):
-        Outgoing(made, "a", tmp_path, records=288)
+        Idle(made, "a", tmp_path, records=288)
 
 
 def test_keys_are_seeded_only_where_a_run_is_to_be_repeatable(tmp_path: Path) -> None:
     def key(name: str, more: str = "") -> np.ndarray:
-        return Outgoing(federation(tmp_path, more=more), "b", tmp_path / name, 288).prepare("run", 1, "", noisy)
+        return Idle(federation(tmp_path, more=more), "b", tmp_path / name, 288).prepare("run", 1, "attempt", noisy)
 
     assert not np.array_equal(key("one"), key("two"))
     assert np.array_equal(key("three", "reproducible: true"), key("four", "reproducible: true"))
@@ -362,17 +363,17 @@ def test_a_federation_learns_and_its_truth_is_the_training_without_noise(tmp_pat
     model = work.initial
     shares = weights.RULES["epsilon"]([8.0] * 3, DELTA)
     for round in (1, 2, 3):
-        updates = np.stack([site._update("run", round, f"attempt-{round}", model) for site in sites])
+        updates = np.stack([site.payload(At("run", round, f"attempt-{round}"), model) for site in sites])
         model = model + mean.weighted(updates, shares, exact=True)
     data = work.site_data("site-0")
     private = Private(
         sampled.plan(len(data), 2, 64, 1.0, 8.0, DELTA), keys.derive(bytes(32), "here", 1, "site-0", "noise")
     )
-    clean = work.update(work.initial, data, "site-0", 1, private=private.clean)
+    clean = work.update(work.initial, data, "site-0", 1, private=partial(dpsgd.fit, private=private.clean))
     truth = View(tmp_path / "site-0" / "truth")
     assert truth.rounds == [1, 2, 3]
     assert np.array_equal(truth.round(1).arrays["update"], clean)
-    sent = sites[0]._update("run", 3, "attempt-3", model)  # a resend, of the last round
+    sent = sites[0].payload(At("run", 3, "attempt-3"), model)  # a resend, of the last round
     assert np.array_equal(sent, updates[0])
     assert not np.array_equal(sent, truth.round(3).arrays["update"])
     accuracy = work.evaluate(model).accuracy

@@ -13,7 +13,8 @@ import pytest
 from fl_privacy.config import Federation
 from fl_privacy.deploy import confine
 from fl_privacy.deploy.engines import local
-from fl_privacy.deploy.engines.ground import Ground, new_run_name
+from fl_privacy.deploy.engines.workspace import Workspace
+from fl_privacy.deploy.plan import new_run_name
 
 HOSTILE = Path(__file__).parent / "hostile_app"
 CONFIG = "name: victim\nsites: 3\nrounds: 1\ndeadline: 6\ntask: {train: {epochs: 1}}"
@@ -21,34 +22,34 @@ SECRET = b"patient record 4711"
 
 
 @pytest.fixture(scope="module")
-def loot(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, str]], Ground]:
+def loot(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, str]], Workspace]:
     """What the hostile ClientApps brought home from every site, and the federation they were in."""
     runs, app = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("app") / "hostile_app"
     shutil.copytree(HOSTILE, app)
     federation = Federation.parse(CONFIG)
-    ground = Ground(federation, new_run_name(federation), runs, None)
+    workspace = Workspace(federation, new_run_name(federation), runs, None)
     out = runs / "loot.json"
     try:
-        ground.prepare()
+        workspace.prepare()
         for name in federation.site_names:
-            data = ground.private / "sites" / name / "data"
+            data = workspace.private / "sites" / name / "data"
             data.mkdir()
             (data / "records.csv").write_bytes(SECRET)
-        control, _ = local.start(ground, app)
-        facts = {"private": str(ground.private), "middleware": ground.middleware, "digest": federation.digest}
-        (ground.private / "hostile.json").write_text(json.dumps({**facts, "out": str(out)}))
+        control, _ = local.start(workspace, app)
+        facts = {"private": str(workspace.private), "middleware": workspace.middleware, "digest": federation.digest}
+        (workspace.private / "hostile.json").write_text(json.dumps({**facts, "out": str(out)}))
         until = time.monotonic() + 120
         while not out.exists() and time.monotonic() < until:
-            ground.fleet.check()
+            workspace.fleet.check()
             time.sleep(0.2)
         control.close()
     finally:
-        ground.clear()
+        workspace.clear()
     assert out.exists(), "the hostile run did not finish"
-    return json.loads(out.read_text()), ground
+    return json.loads(out.read_text()), workspace
 
 
-def test_the_hostile_code_did_run(loot: tuple[list[dict[str, str]], Ground]) -> None:
+def test_the_hostile_code_did_run(loot: tuple[list[dict[str, str]], Workspace]) -> None:
     assert len(loot[0]) == 3
     assert all(found["whose"] == "the FAB's" for found in loot[0])
 
@@ -56,7 +57,7 @@ def test_the_hostile_code_did_run(loot: tuple[list[dict[str, str]], Ground]) -> 
 @pytest.mark.skipif(
     os.geteuid() != 0 and not confine.version(), reason="without root or Landlock nothing separates the processes"
 )
-def test_it_reads_neither_keys_nor_data(loot: tuple[list[dict[str, str]], Ground]) -> None:
+def test_it_reads_neither_keys_nor_data(loot: tuple[list[dict[str, str]], Workspace]) -> None:
     for found in loot[0]:
         assert found["listed"] == "PermissionError"
         assert found["key"] == "PermissionError"
@@ -66,7 +67,7 @@ def test_it_reads_neither_keys_nor_data(loot: tuple[list[dict[str, str]], Ground
         assert found["memory"] in ("PermissionError", "FileNotFoundError")
 
 
-def test_it_gets_no_upload(loot: tuple[list[dict[str, str]], Ground]) -> None:
+def test_it_gets_no_upload(loot: tuple[list[dict[str, str]], Workspace]) -> None:
     for found in loot[0]:
         assert found["bare"] == "UNAVAILABLE"
         assert found["forged"] == "UNAVAILABLE"
@@ -75,7 +76,7 @@ def test_it_gets_no_upload(loot: tuple[list[dict[str, str]], Ground]) -> None:
     assert '"accepted"' not in log
 
 
-def test_the_worker_outlives_nonsense_on_its_socket(loot: tuple[list[dict[str, str]], Ground]) -> None:
+def test_the_worker_outlives_nonsense_on_its_socket(loot: tuple[list[dict[str, str]], Workspace]) -> None:
     """The ticket above was answered after the nonsense had been sent."""
     for found in loot[0]:
         assert found["nonsense"] in ("closed", "ConnectionResetError")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fl_privacy.config import Federation
-from fl_privacy.deploy import roles
+from fl_privacy.deploy import commands
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.provision import provision
 from fl_privacy.deploy.processes import Fleet
@@ -114,7 +114,7 @@ def test_a_gate_of_a_kit_is_scraped_where_the_kit_says_and_shares_the_kits_event
     made = Federation.model_validate({"name": "kits", "sites": 3, "route": {"kind": "shuffler"}, "hosts": hosts})
     provision(made, tmp_path / "kits", Authority.open(tmp_path / "ca"), sign=True)
     folder = Folder.open(tmp_path / "kits" / "superlink")
-    _, gate = roles.processes(folder, roles.Ports.free())
+    _, gate = commands.processes(folder.place, commands.Ports.free())
     options = dict(zip(gate.command, gate.command[1:], strict=False))
     assert (options["--metrics"], options["--events"]) == ("127.0.0.1:9464", str(folder.logs / "events.jsonl"))
 

@@ -12,7 +12,6 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.dp import ldp
-from fl_privacy.shuffle.mixing import groups
 from fl_privacy.transcript import open_run
 
 EPSILONS = [0.5, 0.5, 6, 8, 8]
@@ -50,7 +49,7 @@ def test_the_server_sees_bucket_labels_and_columns_mixed_within_each_bucket(publ
         sent, budgets = run.view("shuffler").round(round)
         assert list(labels) == ["0.5", "0.5", "6", "6", "6"]
         done = 0
-        for group in groups([str(tier) for tier in budgets], Federation.parse(CONFIG).route):
+        for group in Federation.parse(CONFIG).route.groups([str(tier) for tier in budgets]):
             rows = slice(done, done + len(group.members))
             one, two = seen["updates"][rows], sent["updates"][list(group.members)]
             assert np.array_equal(np.sort(one, axis=0), np.sort(two, axis=0))

@@ -345,7 +345,7 @@ def test_the_lstm_has_gradients_a_sample() -> None:
 def test_forecasts_are_dealt_iid_or_by_site_and_not_by_class() -> None:
     y = np.linspace(0, 1, 20, dtype=np.float32)
     assert [len(part) for part in partition(y, 4, "iid", 0)] == [5, 5, 5, 5]
-    with pytest.raises(FederationError, match="dirichlet deals classes"):
+    with pytest.raises(FederationError, match="dirichlet needs classes"):
         partition(y, 4, "dirichlet", 0)
 
 

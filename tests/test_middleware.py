@@ -151,8 +151,8 @@ def test_bad_submissions_get_their_status_and_the_round_collects_exactly_the_goo
     release = collect(shuffler.server, round)
     assert (release.phase, release.count) == ("released", 4)
     assert release.tiers == ["1", "2", "4", "8"]
-    assert release.updates is not None
-    assert np.array_equal(columns(release.updates), columns(good))
+    assert release.rows is not None
+    assert np.array_equal(columns(release.rows), columns(good))
 
 
 def test_a_site_that_is_not_invited_neither_gets_the_round_nor_takes_a_place(shuffler: Deployment, run: str) -> None:
@@ -306,7 +306,7 @@ def test_at_the_deadline_a_quorum_is_released_and_less_is_not(shuffler: Deployme
             submit(shuffler.site(index), round, update)
         release = collect(shuffler.server, round)
         assert (release.phase, release.count) == (phase, count if phase == "released" else 0)
-        assert (release.updates is not None) == (phase == "released")
+        assert (release.rows is not None) == (phase == "released")
         late = vector_header(round, updates(4)[3])
         assert status(send, shuffler.site(3), late, updates(4)[3]) == "FAILED_PRECONDITION"
     assert "2 of 4 updates came, 3 are needed" in release.reason
@@ -333,8 +333,8 @@ def test_a_newer_attempt_supersedes(shuffler: Deployment, run: str) -> None:
     for index, update in enumerate(good):
         assert not submit(shuffler.site(index), new, update)
     release = collect(shuffler.server, new)
-    assert release.updates is not None
-    assert np.array_equal(columns(release.updates), columns(good))
+    assert release.rows is not None
+    assert np.array_equal(columns(release.rows), columns(good))
 
 
 def test_a_bad_open_leaves_the_open_round_intact(shuffler: Deployment, run: str) -> None:
@@ -393,8 +393,8 @@ def test_a_slow_stream_cannot_write_into_a_round_that_is_over(shuffler: Deployme
         release = waiting.result(CALL)
     slow.end()
     assert slow.call.exception(CALL) is not None
-    assert release.updates is not None
-    assert np.array_equal(columns(release.updates), columns(good))
+    assert release.rows is not None
+    assert np.array_equal(columns(release.rows), columns(good))
 
 
 def test_a_client_that_goes_away_leaves_its_place(shuffler: Deployment, run: str) -> None:
@@ -408,8 +408,8 @@ def test_a_client_that_goes_away_leaves_its_place(shuffler: Deployment, run: str
     gone.cancel()
     eventually(lambda: status(send, shuffler.site(2), last, good[2]) == "OK")
     release = collect(shuffler.server, round)
-    assert release.updates is not None
-    assert np.array_equal(columns(release.updates), columns(good[:3]))
+    assert release.rows is not None
+    assert np.array_equal(columns(release.rows), columns(good[:3]))
 
 
 def test_a_newer_stream_of_the_same_site_supersedes_the_older(shuffler: Deployment, run: str) -> None:
@@ -422,8 +422,8 @@ def test_a_newer_stream_of_the_same_site_supersedes_the_older(shuffler: Deployme
     assert old.call.exception(CALL).code() is grpc.StatusCode.ABORTED
     release = collect(shuffler.server, round)
     old.end()
-    assert release.updates is not None
-    assert np.array_equal(columns(release.updates), columns(good))
+    assert release.rows is not None
+    assert np.array_equal(columns(release.rows), columns(good))
 
 
 def test_the_memory_of_a_round_is_freed_even_if_a_superseded_stream_hangs(shuffler: Deployment, run: str) -> None:
@@ -538,7 +538,7 @@ async def parts_of(*parts: Any) -> AsyncIterator[Any]:
 
 
 def opening(header: pb.RoundHeader, model: Array) -> AsyncIterator[Any]:
-    header.model = digest(model)
+    header.model, header.parameters = digest(model), model.size
     return parts_of(*chunks(pb.Chunk(round=header), [model]))
 
 
@@ -839,7 +839,7 @@ def test_the_server_gets_no_coordinate(aggregator: Deployment) -> None:
     seed(aggregator, "blind", updates(1, SHARD_LENGTH)[0])
     round = round_header("blind", 1, SHARD_LENGTH)
     release = play_shard(aggregator, round, updates(3, SHARD_LENGTH))
-    assert (release.phase, release.count, release.tiers, release.updates) == ("closed", 3, [], None)
+    assert (release.phase, release.count, release.tiers, release.rows) == ("closed", 3, [], None)
     request = pb.CollectRequest(run="blind", round=1, attempt=round.attempt)
     assert len(list(aggregator.server.collect(request, timeout=CALL))) == 1
     for name in ("fetch", "newest"):

@@ -20,8 +20,8 @@ from client_app import worker
 from client_app.site import Site
 from commands import cli, json_of
 from fl_privacy.config import Federation
-from fl_privacy.deploy.engines import ground
 from fl_privacy.deploy.engines.engine import Result, up
+from fl_privacy.deploy.engines.workspace import Workspace
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops import scrape
@@ -239,7 +239,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     policy = runs / "policy.yaml"
     policy.write_text(POLICY)
     found = Seen(None, policy, events)  # type: ignore[arg-type]
-    looked, start, plan, clear = 0.0, Fleet.start, ground.Ground.write_server_plan, ground.Ground.clear
+    looked, start, plan, clear = 0.0, Fleet.start, Workspace.write_server_plan, Workspace.clear
 
     def asked(name: str) -> list[str]:
         return ["--metrics", "127.0.0.1:0", "--events", str(events / f"{name}.jsonl")]
@@ -247,7 +247,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     def start_asked(self: Fleet, name: str, command: list[str], *rest: Any, **options: Any) -> Any:
         return start(self, name, [*command, *(asked(name) if name in PARTIES else [])], *rest, **options)
 
-    def plan_asked(self: ground.Ground, *rest: Any) -> None:
+    def plan_asked(self: Workspace, *rest: Any) -> None:
         plan(self, *rest)
         path = self.private / "server.json"
         extra = {"metrics": "127.0.0.1:0", "events": str(events / "server.jsonl")}
@@ -268,16 +268,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
                     except OSError:
                         continue
 
-    def clear_looked(self: ground.Ground) -> None:
+    def clear_looked(self: Workspace) -> None:
         nonlocal looked
         looked = 0.0
         look(self.run_dir)
         clear(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ground.Ground, "clear", clear_looked)
+        patch.setattr(Workspace, "clear", clear_looked)
         patch.setattr(Fleet, "start", start_asked)
-        patch.setattr(ground.Ground, "write_server_plan", plan_asked)
+        patch.setattr(Workspace, "write_server_plan", plan_asked)
         found.result = up(Federation.parse(CONFIG.replace("POLICY", str(policy))), "local", runs, watch=look)
     return found
 
@@ -347,12 +347,13 @@ def test_a_site_tells_charges_resends_and_what_it_did_not_send(tmp_path: Path) -
     text = CONFIG.replace("POLICY", str(policy)).replace("rounds_per_message: 2\n", route)
     federation = Federation.parse(text)
     log = Log("site-0", events=tmp_path / "e")
-    site = Site(federation, "site-0", Keyring(tmp_path), [], state=tmp_path, log=log)
-    site.metrics = scrape.Prometheus("site", "site-0")
+    metrics = scrape.Prometheus("site", "site-0")
+    site = Site(federation, "site-0", Keyring(tmp_path), [], state=tmp_path, log=log, metrics=metrics)
     model = bytearray(4 * site.parameters)
 
     def ask(round: int, **changes: Any) -> tuple[str, bytes]:
-        ticket = {"run": "run-1", "federation": federation.digest, "first": round, "last": round, **changes}
+        ticket = {"run": "run-1", "federation": federation.digest, "first": round, "last": round, "attempt": "a"}
+        ticket |= changes
         fields, update = worker.answer(site, ticket, model)
         return fields["status"], bytes(update)
 
@@ -367,7 +368,7 @@ def test_a_site_tells_charges_resends_and_what_it_did_not_send(tmp_path: Path) -
     events = {e["event"]: e for e in kept(tmp_path / "e")}
     assert events["resend"]["spent"] == events["charged"]["spent"] == pytest.approx(8, rel=1e-3)
     assert "budget" in events["not-sent"]["reason"]
-    found = values(site.metrics.text().decode())
+    found = values(metrics.text().decode())
     assert found['fl_privacy_rounds_total{outcome="uploaded"}'] == 2
     assert found['fl_privacy_rejects_total{code="LOCAL",field="budget"}'] == 1
     assert found['fl_privacy_rejects_total{code="FAILED_PRECONDITION",field="ticket"}'] == 1

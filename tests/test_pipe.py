@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client_app import pipe, worker
-from client_app.ticket import Ticket
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.ops.metrics import OFF
+from fl_privacy.routes.base import Ticket
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.floats(allow_nan=False)
 JSON = st.dictionaries(st.text(max_size=9), VALUES, max_size=5)
@@ -139,15 +139,10 @@ class Fake:
     def log(self, event: str, **fields: Any) -> None:
         self.events.append((event, fields))
 
-    def answer(self, ticket: Ticket, model: np.ndarray) -> np.ndarray:
+    def take_part(self, ticket: Ticket, model: np.ndarray | None) -> tuple[int, np.ndarray | None]:
         if self.error:
             raise self.error
-        return model + 1
-
-    def take_part(self, ticket: Ticket) -> int:
-        if self.error:
-            raise self.error
-        return self.rounds
+        return self.rounds, None if model is None else model + 1
 
 
 @pytest.fixture
@@ -256,4 +251,4 @@ def test_a_silent_or_deaf_peer_is_left_behind(site: tuple[Fake, str]) -> None:
         deaf.connect(path)
         pipe.send(deaf, TICKET, bytes(4 * fake.parameters))
         assert pipe.ask(path, TICKET, b"", 10)[0] == {"status": "done"}
-    assert [event for event, _ in fake.events] == ["pipe", "pipe", "done"]
+    assert [event for event, _ in fake.events] == ["pipe", "done", "pipe", "done"]

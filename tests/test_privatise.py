@@ -13,20 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from client_app.outgoing import Outgoing
 from fl_privacy import kernels
 from fl_privacy.combine import mean, weights
 from fl_privacy.config import Federation, ShufflerRoute
+from fl_privacy.config.policy import Policy, PolicyError
 from fl_privacy.dp import gaussian, ldp
 from fl_privacy.dp.ledger import LedgerError
-from fl_privacy.dp.policy import Policy, PolicyError
 from fl_privacy.errors import ConfigError, FederationError, ProtocolError
 from fl_privacy.round.rows import Rows
 from fl_privacy.shuffle import parameter
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp, mix
-from fl_privacy.shuffle.mixing import groups
 from shuffler_app import mixer
 from shuffler_app.mixer import mix_apart
+from sites import Idle
 
 DELTA = 1e-5
 KEY = b"k" * 32
@@ -115,7 +114,7 @@ tiers = st.lists(st.sampled_from(("0.5", "1", "2", "4", "8")), min_size=3, max_s
     labels=tiers, kind=st.sampled_from(("none", "published", "levelled")), level=st.sampled_from(("model", "parameter"))
 )
 def test_mixing_sets_hold_everyone_once_and_as_many_labels(labels: list[str], kind: str, level: str) -> None:
-    sets = groups(labels, ShufflerRoute(level=level, buckets=kind, n_min=3))
+    sets = ShufflerRoute(level=level, buckets=kind, n_min=3).groups(labels)
     assert sorted(i for group in sets for i in group.members) == list(range(len(labels)))
     assert all(len(group.members) == len(group.tiers) for group in sets)
     if kind != "none":
@@ -126,7 +125,7 @@ def test_mixing_sets_hold_everyone_once_and_as_many_labels(labels: list[str], ki
 def test_the_weighted_sum_of_a_bucket_is_unchanged_by_the_shuffle_bit_for_bit(labels: list[str], seed: int) -> None:
     """One weight a bucket: what the server computes is what it would have computed without the shuffler."""
     updates = np.random.default_rng(seed).standard_normal((len(labels), 40), dtype=np.float32)
-    sets = groups(labels, ShufflerRoute(buckets="published", n_min=3))
+    sets = ShufflerRoute(buckets="published", n_min=3).groups(labels)
     order = [i for group in sets for i in group.members]
     shares = weights.RULES["precision"]([float(t) for group in sets for t in group.tiers], DELTA)
     before = mean.weighted(updates[order], shares, exact=True)
@@ -149,42 +148,40 @@ def federation(tmp_path: Path, **changes: object) -> Federation:
     return Federation.parse(CONFIG.replace("POLICY", str(policy_file(tmp_path, **changes))))
 
 
-def ones() -> np.ndarray:
+def ones(private: object = None) -> np.ndarray:
     return np.ones(50, np.float32)
 
 
-def never() -> np.ndarray:
+def never(private: object = None) -> np.ndarray:
     raise AssertionError("trained again")
 
 
 def test_an_attempt_is_trained_noised_and_charged_once(tmp_path: Path) -> None:
-    site = Outgoing(federation(tmp_path), "a", tmp_path)
+    site = Idle(federation(tmp_path), "a", tmp_path)
     first = site.prepare("run", 1, "attempt", ones)
     assert np.array_equal(site.prepare("run", 1, "attempt", never), first)
-    assert site.ledger is not None
     assert site.ledger.report()["charges"] == 1
     assert not np.array_equal(site.prepare("run", 1, "another", ones), first)
     assert site.ledger.report()["charges"] == 2
 
 
 def test_after_a_crash_the_same_bytes_go_out_without_a_new_charge(tmp_path: Path) -> None:
-    first = Outgoing(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
-    again = Outgoing(federation(tmp_path), "a", tmp_path)
+    first = Idle(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
+    again = Idle(federation(tmp_path), "a", tmp_path)
     assert np.array_equal(again.prepare("run", 1, "attempt", never), first)
-    assert again.ledger is not None
     assert again.ledger.report()["charges"] == 1
 
 
-def test_a_charged_attempt_whose_bytes_are_lost_is_not_made_anew(tmp_path: Path) -> None:
-    Outgoing(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
+def test_a_charged_attempt_whose_bytes_are_lost_is_not_made_again(tmp_path: Path) -> None:
+    Idle(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
     (tmp_path / "outgoing.npy").unlink()
     with pytest.raises(LedgerError, match="bytes are lost"):
-        Outgoing(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
+        Idle(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
 
 
 def test_a_second_process_knows_what_the_first_has_charged(tmp_path: Path) -> None:
     """It was open before, and the first has sent another attempt since: the bytes of this one are gone."""
-    one, two = (Outgoing(federation(tmp_path), "a", tmp_path) for _ in range(2))
+    one, two = (Idle(federation(tmp_path), "a", tmp_path) for _ in range(2))
     one.prepare("run", 1, "first", ones)
     one.prepare("run", 2, "second", ones)
     with pytest.raises(LedgerError, match="bytes are lost"):
@@ -192,7 +189,7 @@ def test_a_second_process_knows_what_the_first_has_charged(tmp_path: Path) -> No
 
 
 def test_the_round_that_would_overspend_is_refused_before_any_work(tmp_path: Path) -> None:
-    site = Outgoing(federation(tmp_path), "a", tmp_path)
+    site = Idle(federation(tmp_path), "a", tmp_path)
     for round in (1, 2, 3):
         site.prepare("run", round, "attempt", ones)
     with pytest.raises(LedgerError, match="nothing was spent or sent"):
@@ -209,7 +206,7 @@ FORBIDDEN = {
 @pytest.mark.parametrize("field", FORBIDDEN)
 def test_a_policy_binds_the_site(field: str, tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="policy: "):
-        Outgoing(federation(tmp_path, **{field: FORBIDDEN[field]}), "a", tmp_path)
+        Idle(federation(tmp_path, **{field: FORBIDDEN[field]}), "a", tmp_path)
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
@@ -232,24 +229,23 @@ def test_a_policy_refuses_an_audit_unless_it_allows_one(tmp_path: Path) -> None:
 
 def test_two_processes_of_a_site_send_the_same_bytes_for_one_charge(tmp_path: Path) -> None:
     """The second begins the same attempt while the first is still training."""
-    one, two = (Outgoing(federation(tmp_path), "a", tmp_path) for _ in range(2))
+    one, two = (Idle(federation(tmp_path), "a", tmp_path) for _ in range(2))
     training, go_on = threading.Event(), threading.Event()
 
-    def slow() -> np.ndarray:
+    def slow(private: object) -> np.ndarray:
         training.set()
         assert go_on.wait(10)
         return ones()
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(one.prepare, "run", 1, "", slow)
+        first = pool.submit(one.prepare, "run", 1, "attempt", slow)
         assert training.wait(10)
-        second = pool.submit(two.prepare, "run", 1, "", never)
+        second = pool.submit(two.prepare, "run", 1, "attempt", never)
         time.sleep(0.1)
         assert not second.done()
         go_on.set()
         assert np.array_equal(first.result(10), second.result(10))
-    again = Outgoing(federation(tmp_path), "a", tmp_path)
-    assert again.ledger is not None
+    again = Idle(federation(tmp_path), "a", tmp_path)
     assert again.ledger.report()["charges"] == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from fl_privacy.errors import ProtocolError
-from fl_privacy.round.machine import MAX_COHORT, MAX_PARAMETERS, Phase, Round, RoundSpec, Submission
+from fl_privacy.round.machine import MAX_COHORT, MAX_LENGTH, Phase, Round, RoundSpec, Submission
 from helpers import refused
 
 SPEC = RoundSpec(run="run", round=1, attempt="a", cohort=3, quorum=2, deadline=10.0, layout="l", length=4)
@@ -298,7 +298,7 @@ def test_no_submission_can_ask_for_more_company_than_the_round_can_have() -> Non
         {"deadline": float("inf")},
         {"layout": ""},
         {"length": 0},
-        {"length": MAX_PARAMETERS + 1},
+        {"length": MAX_LENGTH + 1},
     ],
 )
 def test_a_round_out_of_range_cannot_be_opened(changes: dict[str, object]) -> None:

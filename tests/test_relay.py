@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from fl_privacy.addresses import free_port
 from fl_privacy.deploy import flower
-from fl_privacy.deploy.engines.ground import free_port
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import LaunchError
 from fl_privacy.gate import listener, relay

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from server_app.routes import Ask, ThroughShards, retryable
 
 from fl_privacy.combine import mean, optimiser
 from fl_privacy.config import Federation
@@ -25,7 +26,6 @@ from fl_privacy.tasks.workload import Workload, layout_of
 from fl_privacy.transcript import open_run
 from fl_privacy.wire import client
 from helpers import Keys, attempt_name, deploy
-from server_app.routes import Ask, ThroughShards, retryable
 
 SITES, AGGREGATORS, ROUNDS = 3, 3, 2
 CONFIG = f"""

@@ -206,14 +206,14 @@ def archive(images: dict[str, bytes], prefix: str = "") -> bytes:
     ("name", "content", "listed", "reason"),
     [
         ("mnist/train-images-idx3-ubyte.gz", b"changed", b"original", "SHA256SUMS says"),
-        ("mnist/train-images-idx3-ubyte.gz", gzip.compress(b"other", mtime=0), None, "unpacked it should be"),
-        ("mnist/train-images-idx3-ubyte.gz", gzip.compress(b"cut off" * 99, mtime=0)[:-9], None, "not a whole gzip"),
-        ("heart-disease/processed.cleveland.data", b"1,2,3\n", None, "it should be a74b7efa"),
+        ("mnist/train-images-idx3-ubyte.gz", gzip.compress(b"other", mtime=0), None, "expected (unpacked)"),
+        ("mnist/train-images-idx3-ubyte.gz", gzip.compress(b"cut off" * 99, mtime=0)[:-9], None, "not a complete gzip"),
+        ("heart-disease/processed.cleveland.data", b"1,2,3\n", None, "expected a74b7efa"),
         ("heart-disease/processed.cleveland.data", b"changed", b"original", "SHA256SUMS says"),
-        ("cifar10/cifar10_jpg.tar.xz", b"not an archive", None, "not a whole archive"),
+        ("cifar10/cifar10_jpg.tar.xz", b"not an archive", None, "not a complete archive"),
         ("cifar10/cifar10_jpg.tar.xz", b"changed", b"original", "SHA256SUMS says"),
-        ("lcl/lcl_2013_60households.tar.xz", b"not an archive", None, "not a whole archive"),
-        ("lcl/lcl_2013_60households.tar.xz", archive({"MAC000002.csv": b""}), None, "over its files it should be"),
+        ("lcl/lcl_2013_60households.tar.xz", b"not an archive", None, "not a complete archive"),
+        ("lcl/lcl_2013_60households.tar.xz", archive({"MAC000002.csv": b""}), None, "expected (all files)"),
     ],
 )
 def test_another_file_is_refused_in_one_line(

@@ -135,7 +135,7 @@ def serve(
     from fl_privacy.deploy.kits.serve import serve as run
 
     folder = Folder.open(kit, device)
-    if folder.kit.role == "server":
+    if folder.role.starts_runs:
         raise FederationError(f"kit {kit}: is the server's; runs are started with fl-privacy train {kit}")
     run(folder, until)
 

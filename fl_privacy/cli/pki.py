@@ -125,14 +125,15 @@ def revoke(
 ) -> None:
     """Revoke all certificates of a party."""
     from fl_privacy.deploy.kits import enrol
-    from fl_privacy.identity.keyring import LISTENING
+    from fl_privacy.identity.keyring import Identity
     from fl_privacy.identity.pki import Authority
+    from fl_privacy.roles import ROLES
 
     opened = Authority.load(authority)
     identity = enrol.find(opened, name)
     new = opened.revoke(identity)
     alive = {record.identity for record in opened.records() if not record.expired}
-    listening = sorted(uri for uri in alive if uri.split("/")[3] in LISTENING)
+    listening = sorted(uri for uri in alive if ROLES[Identity.parse(uri).role].listens)
     _tell(
         {
             "identity": identity,

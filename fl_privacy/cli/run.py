@@ -110,18 +110,15 @@ def _program() -> str:
 def plan(config: Config, as_json: Json = False) -> None:
     """What a round will cost each party: messages, parameters, bytes."""
     from fl_privacy.tasks.workload import layout_of
-    from fl_privacy.theory import recombination
     from fl_privacy.theory.budget import tiers
-    from fl_privacy.theory.cost import per_round
 
     federation = Federation.load(config)
     parameters = layout_of(federation).size
-    costs, budgets = per_round(federation, parameters), tiers(federation)
-    space = recombination.of(federation, parameters)
+    costs, budgets = federation.route.cost(federation, parameters), tiers(federation)
+    space = federation.route.recombinations(parameters)
     if as_json:
-        rows = [{**vars(c), "bytes_in": c.bytes_in, "bytes_out": c.bytes_out} for c in costs]
-        found = {"parameters": parameters, "rounds": federation.rounds, "per_round": rows, "recombination_log10": space}
-        print(json.dumps({**found, "budgets": [vars(b) for b in budgets]}))
+        found = {"parameters": parameters, "rounds": federation.rounds, "recombination_log10": space}
+        print(json.dumps({**found, "per_round": [vars(c) for c in costs], "budgets": [vars(b) for b in budgets]}))
         return
     table = Table(
         title=f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; one round, each party"

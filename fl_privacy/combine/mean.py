@@ -32,7 +32,7 @@ def weighted(
     the sum is wrong by at most n M 2^(b - 62) <= n^2 M 2^-61: 2^8 times less than the fast sum at its worst. Only the
     products (n M 2^-53) and the result (to float32) are rounded beside.
     """
-    _check_matrix(matrix)
+    check_matrix(matrix)
     shares = normalised(weights, matrix.shape[0])
     kernel = kernels.pick("mean", matrix.size, backend)
     out = np.empty(matrix.shape[1], np.float32)
@@ -58,7 +58,7 @@ def normalised(weights: Sequence[float] | NDArray[np.floating] | None, rows: int
     return shares
 
 
-def _check_matrix(matrix: NDArray[np.float32]) -> None:
+def check_matrix(matrix: NDArray[np.float32]) -> None:
     if matrix.ndim != 2 or matrix.dtype != np.float32 or not matrix.flags.c_contiguous:
         raise FederationError(f"matrix: {matrix.dtype} of shape {matrix.shape} is not a contiguous float32 matrix")
     if not 1 <= matrix.shape[0] <= MAX_ROWS:

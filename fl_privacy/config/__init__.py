@@ -1,3 +1,41 @@
 """The federation as YAML: the only source of truth for every process and engine."""
 
-from fl_privacy.config.federation import *  # noqa: F403
+from fl_privacy.choices import Model
+from fl_privacy.config.federation import (
+    ADDRESS,
+    MAX_SITES,
+    Address,
+    Federation,
+    Hosts,
+    Partition,
+    Site,
+    Task,
+    Training,
+    schema,
+)
+from fl_privacy.reading import NAME
+from fl_privacy.routes.server import ServerRoute
+from fl_privacy.routes.shards import ShardsRoute
+from fl_privacy.routes.shuffler import ShufflerRoute
+from fl_privacy.steps.privatise.dpsgd import Dpsgd
+from fl_privacy.steps.privatise.ldp import Ldp
+
+__all__ = [
+    "ADDRESS",
+    "MAX_SITES",
+    "NAME",
+    "Address",
+    "Dpsgd",
+    "Federation",
+    "Hosts",
+    "Ldp",
+    "Model",
+    "Partition",
+    "ServerRoute",
+    "ShardsRoute",
+    "ShufflerRoute",
+    "Site",
+    "Task",
+    "Training",
+    "schema",
+]

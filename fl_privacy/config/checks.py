@@ -1,10 +1,15 @@
-"""What the parts of a federation demand of each other; a rule tells what is wrong, and how to mend it, or None."""
+"""What the parts of a federation demand of each other: each check returns what is wrong and how to fix it, or None."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from fl_privacy.config import Dpsgd, Federation, ServerRoute, ShardsRoute, ShufflerRoute
+from fl_privacy.tasks.catalog import CATALOG, fits
+
+if TYPE_CHECKING:
+    from fl_privacy.config import Federation
 
 
 def _names_differ(f: Federation) -> str | None:
@@ -31,39 +36,26 @@ def _floor_fits(f: Federation) -> str | None:
 
 
 def _budgets_fit(f: Federation) -> str | None:
-    private = f.privatise.kind != "none"
     missing = [site.name for site in f.sites if site.epsilon is None]
-    if private and missing:
+    if f.unit is not None and missing:
         return f"sites.epsilon: {missing[0]!r} has none and privatise.kind is {f.privatise.kind!r}; give every site one"
-    if isinstance(f.route, ShufflerRoute) and f.route.buckets != "none" and not private:
-        return f"route.buckets: {f.route.buckets!r} needs budgets, and privatise.kind is none; use ldp or dpsgd"
-    if f.combine.weights != "equal" and not private:
-        return f"combine.weights: {f.combine.weights!r} needs budgets, and privatise.kind is none; use equal"
-    if f.combine.weights != "equal" and isinstance(f.route, ShardsRoute):
-        return f"combine.weights: {f.combine.weights!r} is not to be had with shards; use equal"
-    return None
-
-
-def _records_fit(f: Federation) -> str | None:
-    """With noise inside the training, what it comes to on an update depends on the site's size, which is its own."""
-    if not isinstance(f.privatise, Dpsgd):
-        return None
-    if isinstance(f.route, ShufflerRoute) and f.route.buckets == "levelled":
-        return "route.buckets: 'levelled' needs the noise of an update, which dpsgd adds in training; use published"
-    if f.combine.weights == "precision":
-        return "combine.weights: 'precision' needs the noise of an update, which dpsgd adds in training; use epsilon"
     return None
 
 
 def _messages_fit(f: Federation) -> str | None:
-    if f.rounds_per_message > 1 and isinstance(f.route, ServerRoute):
-        return f"rounds_per_message: {f.rounds_per_message} needs a middleware, and route.kind is server; use 1"
+    if f.rounds_per_ticket > 1 and not f.route.long_tickets:
+        return f"rounds_per_message: {f.rounds_per_message} needs a middleware, and route.kind is server; use auto"
+    return None
+
+
+def _behaviours_fit(f: Federation) -> str | None:
+    bad = [site.name for site in f.sites if site.behaviour is not None]
+    if bad and not f.audit:
+        return f"sites.behaviour: {bad[0]!r} misbehaves on purpose, which needs audit: true; add it or remove the key"
     return None
 
 
 def _model_fits(f: Federation) -> str | None:
-    from fl_privacy.tasks.catalog import CATALOG, fits
-
     if not fits(f.task.dataset, f.task.model):
         return f"task.model: {f.task.model!r} does not fit the {f.task.dataset} data; use mlp"
     if f.task.hidden is not None and f.task.model != "mlp":
@@ -80,26 +72,27 @@ def _model_fits(f: Federation) -> str | None:
 
 
 def _hosts_fit(f: Federation) -> str | None:
-    if f.hosts is None:
-        return None
-    if isinstance(f.route, ShufflerRoute) and f.hosts.shuffler is None:
-        return "hosts.shuffler: missing, and route.kind is 'shuffler'; add its host:port"
-    if isinstance(f.route, ShardsRoute):
-        if len(f.hosts.aggregators) != f.route.aggregators:
-            return f"hosts.aggregators: {len(f.hosts.aggregators)} given, and the route has {f.route.aggregators}"
-        if f.hosts.evaluator is None:
-            return "hosts.evaluator: missing, and route.kind is 'shards'; add its host:port"
+    for role, name in f.route.parties():
+        if f.hosts is not None and f.hosts.of(role, name) is None:
+            return f"hosts: {name} has no address, and route.kind is {f.route.kind!r}; add its host:port"
     return None
 
 
-RULES = (
+CHECKS = (
     _names_differ,
     _cohort_fits,
     _quorum_fits,
     _floor_fits,
     _budgets_fit,
-    _records_fit,
     _messages_fit,
+    _behaviours_fit,
     _model_fits,
     _hosts_fit,
 )
+
+
+def problems(f: Federation) -> Iterator[str]:
+    """What is wrong with a federation: first its parts together, then what each choice demands."""
+    yield from (problem for check in CHECKS if (problem := check(f)) is not None)
+    for choice in (f.route, f.combine, *f.steps):
+        yield from choice.problems(f)

@@ -4,52 +4,59 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from fl_privacy.behaviours import BEHAVIOURS, Behaviour
+from fl_privacy.choices import Chosen, Model
+from fl_privacy.coding import FLOAT32, Coding
+from fl_privacy.combine.rules import RULES, FedAvg, Rule
+from fl_privacy.config.checks import problems
 from fl_privacy.errors import ConfigError
-from fl_privacy.reading import mapping, text_of, validated
+from fl_privacy.reading import NAME, mapping, text_of, validated
+from fl_privacy.routes import ROUTES
+from fl_privacy.routes.base import Route
+from fl_privacy.routes.shuffler import ShufflerRoute
+from fl_privacy.steps import STEPS
+from fl_privacy.steps.base import Off, Privatise, Step
 
-NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 ADDRESS = r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):[0-9]{1,5}$"
 MAX_SITES = 10_000
 
 Address = Annotated[str, Field(pattern=ADDRESS)]
 
 
-class Model(BaseModel):
-    """Strict by default: an unknown key is a typo, and a config does not change once it is read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 class Site(Model):
-    """One participant: its data never leave it."""
+    """One participant. Its data never leave the site."""
 
     name: str = Field(pattern=NAME)
-    epsilon: float | None = Field(None, gt=0, description="privacy budget per round; none without `privatise`")
+    epsilon: float | None = Field(None, gt=0, description="privacy budget per round; omit it without `privatise`")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda or cuda:N")
-    data: Path | None = Field(None, description="this site's data folder; default: the run's --data-dir")
-    policy: Path | None = Field(None, description="this site's own policy file; it binds the worker")
+    data: Path | None = Field(None, description="the site's data folder; default: the run's --data-dir")
+    policy: Path | None = Field(None, description="the site's policy file, which binds its worker")
+    behaviour: Annotated[Behaviour, Chosen(BEHAVIOURS)] | None = Field(
+        None, description="misbehave on purpose, to measure a defence; only with `audit: true`"
+    )
 
     @property
     def tier(self) -> str:
-        """The privacy label its updates travel under."""
+        """The privacy label of the site's updates."""
         return "" if self.epsilon is None else f"{self.epsilon:g}"
 
 
 class Partition(Model):
-    """How a pooled data set is dealt to the sites."""
+    """How a pooled data set is split among the sites."""
 
     kind: Literal["iid", "dirichlet", "by-site"] = "iid"
     alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
 
 
 class Training(Model):
-    """Local training of one round."""
+    """Local training in one round."""
 
     epochs: int = Field(5, ge=1, le=1000)
     batch_size: int = Field(16, ge=1, le=65536)
@@ -59,182 +66,65 @@ class Training(Model):
 
 
 class Task(Model):
-    """What is learned."""
+    """What the federation learns."""
 
     dataset: Literal["digits", "mnist", "cifar10", "heart-disease", "lcl"] = "digits"
     model: Literal["mlp", "lenet5", "cnn", "mobilecnn", "lstm"] = "mlp"
     hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] | None = Field(
-        None, max_length=8, description="hidden widths of the mlp; default: the model's own"
+        None, max_length=8, description="hidden layer widths of the mlp; default: the model's own"
     )
     partition: Partition = Partition()
     train: Training = Training()
 
 
-class NoPrivatise(Model):
-    """Updates leave the site as trained."""
-
-    kind: Literal["none"] = "none"
-
-
-class Ldp(Model):
-    """The whole update is clipped and noised for the site's own epsilon (unit: the site; adjacency: replacement)."""
-
-    kind: Literal["ldp"] = "ldp"
-    clip: float = Field(1.0, gt=0, description="largest norm of an update; noise is 2 clip sigma(epsilon, delta)")
-    delta: float = Field(1e-5, gt=0, lt=1)
-
-
-class Dpsgd(Model):
-    """DP-SGD: clipped and noised in every step of local training (unit: a record; adjacency: add or remove one)."""
-
-    kind: Literal["dpsgd"] = "dpsgd"
-    clip: float = Field(1.0, gt=0, description="largest norm of one record's gradient, over the whole model")
-    delta: float = Field(1e-5, gt=0, lt=1)
-
-
-class NoPermute(Model):
-    """The model keeps its own coordinates."""
-
-    kind: Literal["none"] = "none"
-
-
-class NoCompress(Model):
-    """Every coordinate of the update is sent."""
-
-    kind: Literal["none"] = "none"
-
-
-class NoEncode(Model):
-    """Updates travel as float32."""
-
-    kind: Literal["none"] = "none"
-
-
-class ServerRoute(Model):
-    """The baseline: updates go through Flower, and the server sees who sent what."""
-
-    kind: Literal["server"] = "server"
-
-    def parties(self) -> list[tuple[str, str]]:
-        """Role and name of every process that this route adds to SuperLink, server and sites."""
-        return []
-
-
-class ShufflerRoute(Model):
-    """Updates go to the shuffler, which hands the server a mixture."""
-
-    kind: Literal["shuffler"] = "shuffler"
-    level: Literal["model", "layer", "parameter"] = "parameter"
-    n_min: int = Field(3, ge=2, description="fewest updates that may be released together")
-    buckets: Literal["none", "published", "levelled"] = Field(
-        "none",
-        description="mix only within budget buckets: IntraShuffler's merge, or with noise topped up to the bucket's",
-    )
-    label: Literal["min", "mean"] = Field("min", description="the epsilon of a merged bucket")
-
-    def parties(self) -> list[tuple[str, str]]:
-        """The shuffler alone."""
-        return [("shuffler", "shuffler")]
-
-
-class ShardsRoute(Model):
-    """Updates are cut into shards over several aggregators; the server sees none."""
-
-    kind: Literal["shards"] = "shards"
-    aggregators: int = Field(3, ge=2, le=255)
-    n_min: int = Field(2, ge=2, description="fewest updates that may be averaged together")
-
-    def parties(self) -> list[tuple[str, str]]:
-        """The aggregators in order of their shards, and the evaluator."""
-        return [*(("aggregator", f"aggregator-{k}") for k in range(self.aggregators)), ("evaluator", "evaluator")]
-
-
-class Weighted(Model):
-    """What every rule shares: how much an update counts by its privacy label."""
-
-    weights: Literal["equal", "epsilon", "precision"] = Field(
-        "equal", description="by epsilon, or by the inverse of the noise's variance; equal without `privatise`"
-    )
-
-
-class FedAvg(Weighted):
-    """model + lr * mean update."""
-
-    kind: Literal["fedavg"] = "fedavg"
-    lr: float = Field(1.0, gt=0)
-
-
-class FedProx(Weighted):
-    """FedAvg whose sites add mu/2 |w - w_global|^2 to their loss."""
-
-    kind: Literal["fedprox"] = "fedprox"
-    lr: float = Field(1.0, gt=0)
-    mu: float = Field(0.1, gt=0)
-
-
-class FedAdam(Weighted):
-    """Adam on the mean update (Reddi et al. 2021, Algorithm 2)."""
-
-    kind: Literal["fedadam"] = "fedadam"
-    lr: float = Field(0.1, gt=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.99, ge=0, lt=1)
-    tau: float = Field(1e-3, gt=0)
-
-
-class FedYogi(Weighted):
-    """Yogi on the mean update (Reddi et al. 2021, Algorithm 2)."""
-
-    kind: Literal["fedyogi"] = "fedyogi"
-    lr: float = Field(0.01, gt=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.99, ge=0, lt=1)
-    tau: float = Field(1e-3, gt=0)
-
-
 class Hosts(Model):
-    """Where the listening roles are dialled, as host:port; sites are dialled by nobody."""
+    """The addresses of the listening roles, as host:port. Sites accept no connections."""
 
     superlink: Address
     shuffler: Address | None = None
     aggregators: tuple[Address, ...] = ()
     evaluator: Address | None = None
 
-
-Privatise = Annotated[NoPrivatise | Ldp | Dpsgd, Field(discriminator="kind")]
-Route = Annotated[ServerRoute | ShufflerRoute | ShardsRoute, Field(discriminator="kind")]
-Combine = Annotated[FedAvg | FedProx | FedAdam | FedYogi, Field(discriminator="kind")]
+    def of(self, role: str, name: str) -> Address | None:
+        """Where a party is dialled: `aggregator-1` is the second of `aggregators`."""
+        many = getattr(self, f"{role}s", None)
+        if many is None:
+            return getattr(self, role, None)
+        number = name.rpartition("-")[2]
+        return many[int(number)] if number.isdecimal() and int(number) < len(many) else None
 
 
 class Federation(Model):
-    """A federation: who takes part, what is learned, and a choice at each arrow of an update's way."""
+    """A federation: who takes part, what they learn, and a choice for each step of an update's path."""
 
     name: str = Field("federation", pattern=NAME)
-    sites: tuple[Site, ...] = Field(description="a count, a count and what all share, or a list of sites")
+    sites: tuple[Site, ...] = Field(description="a count, a count with shared settings, or a list of sites")
     task: Task = Task()
     rounds: int = Field(5, ge=1, le=100_000)
-    cohort: int = Field(0, ge=0, validate_default=True, description="sites a round; default (0): all")
+    cohort: int = Field(0, ge=0, validate_default=True, description="sites per round; default (0): all")
     quorum: int = Field(
-        0, ge=0, validate_default=True, description="fewest answers that make a round; default (0): cohort"
+        0, ge=0, validate_default=True, description="fewest updates that complete a round; default (0): cohort"
     )
-    deadline: float = Field(120.0, gt=0, le=86_400, description="seconds a round may take")
-    rounds_per_message: int = Field(1, ge=1, le=10_000, description="rounds that one Flower message starts")
-    attempts: int = Field(3, ge=1, le=100, description="tries at a round before the run fails")
+    deadline: float = Field(120.0, gt=0, le=86_400, description="time limit per round, in seconds")
+    rounds_per_message: Literal["auto"] | Annotated[int, Field(ge=1, le=100_000)] = Field(
+        "auto", description="rounds started by one Flower message; auto: as many as the route allows"
+    )
+    attempts: int = Field(3, ge=1, le=100, description="attempts at a round before the run fails")
     seed: int = Field(0, ge=0, lt=2**63, description="partition, initial model, cohorts, local training, shard masks")
-    reproducible: bool = Field(False, description="seeded keys and noise: the run is repeatable and NOT private")
-    audit: bool = Field(False, description="middleware and sites record their own views too, for attacks to be scored")
-    privatise: Privatise = NoPrivatise()
-    permute: NoPermute = NoPermute()
-    compress: NoCompress = NoCompress()
-    encode: NoEncode = NoEncode()
-    route: Route = ShufflerRoute()
-    combine: Combine = FedAvg()
-    hosts: Hosts | None = Field(None, description="for `provision`: where the roles of real machines are dialled")
+    reproducible: bool = Field(False, description="seed keys and noise: the run is repeatable and NOT private")
+    audit: bool = Field(False, description="middleware and sites also record their own views, to score attacks")
+    privatise: Annotated[Privatise, Chosen(STEPS, "privatise.")] = Off()
+    permute: Annotated[Step, Chosen(STEPS, "permute.")] = Off()
+    compress: Annotated[Step, Chosen(STEPS, "compress.")] = Off()
+    encode: Annotated[Step, Chosen(STEPS, "encode.")] = Off()
+    route: Annotated[Route, Chosen(ROUTES)] = ShufflerRoute()
+    combine: Annotated[Rule, Chosen(RULES)] = FedAvg()
+    hosts: Hosts | None = Field(None, description="for `provision`: addresses of the roles on real machines")
 
     @field_validator("sites", mode="before")
     @classmethod
     def _sites_from_count(cls, value: Any) -> Any:
-        """`sites: 5` means site-0 to site-4; `{count: 200, epsilon: [0.5, 8]}` deals the budgets out in turn."""
+        """`sites: 5` means site-0 to site-4; `{count: 200, epsilon: [0.5, 8]}` assigns the budgets in turn."""
         shared = dict(value) if isinstance(value, dict) else {}
         count = shared.pop("count", None) if shared else value
         if isinstance(count, bool) or not isinstance(count, int):
@@ -261,17 +151,13 @@ class Federation(Model):
 
     @model_validator(mode="after")
     def _check(self) -> Federation:
-        from fl_privacy.config.checks import RULES
-
-        for rule in RULES:
-            problem = rule(self)
-            if problem:
-                raise ValueError(problem)
+        for problem in problems(self):
+            raise ValueError(problem)
         return self
 
     @classmethod
     def load(cls, path: str | Path) -> Federation:
-        """Read and validate a YAML file; every problem is one line with field, value, reason and fix."""
+        """Read and validate a YAML file. An error is one line with field, value, reason and fix."""
         return cls.parse(text_of(path), str(path))
 
     @classmethod
@@ -280,12 +166,12 @@ class Federation(Model):
         return validated(cls, mapping(text, source), source)
 
     def to_yaml(self) -> str:
-        """The whole federation, defaults filled in: what every process of a run reads."""
+        """The whole federation with defaults filled in, as every process of a run reads it."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what all parties must agree on; a site's data folder and device are its own affair."""
+        """SHA-256 of what all parties must agree on; excludes each site's data folder, device and policy."""
         values = self.model_dump(mode="json", exclude={"hosts"})
         values["sites"] = [{"name": site.name, "epsilon": site.epsilon} for site in self.sites]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -302,12 +188,34 @@ class Federation(Model):
 
     @property
     def floor(self) -> int:
-        """Fewest updates that may be released together on this route."""
-        return 1 if isinstance(self.route, ServerRoute) else self.route.n_min
+        """Smallest number of updates that may be released together on this route."""
+        return self.route.floor
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of an update at its site, in order."""
+        return self.privatise, self.permute, self.compress, self.encode
+
+    @cached_property
+    def coding(self) -> Coding:
+        """How updates travel."""
+        return reduce(lambda coding, step: step.coding(coding), self.steps, FLOAT32)
+
+    @property
+    def unit(self) -> str | None:
+        """What the noise protects: a site or a record; None without noise."""
+        return self.privatise.unit
+
+    @property
+    def rounds_per_ticket(self) -> int:
+        """Rounds started by one Flower message."""
+        if self.rounds_per_message == "auto":
+            return self.rounds if self.route.long_tickets else 1
+        return self.rounds_per_message
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a federation, with `sites` as people write it."""
+    """The JSON schema of a federation, with the short forms of `sites`."""
     made = Federation.model_json_schema()
     made["properties"]["sites"] = {
         "anyOf": [

@@ -1,7 +1,7 @@
-"""The random words behind a shuffle: AES-256 in counter mode under a key that is used once.
+"""The random words behind a shuffle: AES-256 in counter mode with a single-use key.
 
-A 128-bit counter is split in two halves: the upper names a stream, the lower a 16-byte block of it, so that any thread
-starts anywhere. Distinguishing b blocks from true randomness succeeds with probability at most b^2 / 2^129 beyond
+The 128-bit counter has two halves: the upper selects a stream, the lower a 16-byte block of it, so any thread can start
+anywhere. Distinguishing b blocks from true randomness succeeds with probability at most b^2 / 2^129 beyond
 breaking AES itself: below 2^-80 for a model of 10^7 parameters.
 """
 
@@ -16,7 +16,7 @@ BLOCK = 16
 
 
 class Words:
-    """Stream `stream` of `key` as little-endian 64-bit words, from word `start` (an even number) on."""
+    """Stream `stream` of `key` as little-endian 64-bit words, starting at word `start` (an even number)."""
 
     def __init__(self, key: bytes, stream: int = 0, start: int = 0) -> None:
         counter = (stream << 64) + start * WORD // BLOCK

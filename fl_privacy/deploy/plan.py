@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from fl_privacy.config import Federation
+from fl_privacy.deploy.parties import observers
+from fl_privacy.deploy.place import Place
 from fl_privacy.errors import ConfigError
+
+
+def new_run_name(federation: Federation) -> str:
+    return f"{federation.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 class ServerPlan(BaseModel):
@@ -27,6 +36,27 @@ class ServerPlan(BaseModel):
     invite_every_round: bool = False
     metrics: str | None = None
     events: Path | None = None
+
+    @classmethod
+    def of(cls, place: Place, run_dir: Path, log: Path, invite_every_round: bool = False) -> ServerPlan:
+        """The plan of a run, from where the server lives."""
+        return cls(
+            run=run_dir.name,
+            run_dir=run_dir,
+            config=place.config,
+            keys=place.keys.folder,
+            log=log,
+            middleware=list(place.middleware),
+            evaluator=place.evaluator,
+            data_dir=place.data,
+            observers=observers(place.federation),
+            invite_every_round=invite_every_round,
+            metrics=place.metrics,
+            events=place.events,
+        )
+
+    def write(self, home: Path) -> None:
+        (home / "server.json").write_text(self.model_dump_json(indent=2))
 
     @classmethod
     def load(cls, home: str) -> ServerPlan:

@@ -12,11 +12,10 @@ from typing import Any
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.identity.keyring import Keyring
-from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import operations
 from fl_privacy.ops.metrics import serve as serve_metrics
-from fl_privacy.transcript import ViewWriter
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import rpc
 from fl_privacy.wire.buffers import keep_buffers
 
@@ -28,18 +27,18 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, required=True, help="the federation's YAML")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one and logs it")
     parser.add_argument("--keys", type=Path, required=True, help="folder with key.pem, cert.pem and ca.pem")
-    parser.add_argument("--view", type=Path, help="where to record this party's view, with `audit: true`")
-    parser.add_argument("--run", default="", help="the run that the view is of")
+    parser.add_argument(
+        "--view", type=Path, help="where to record its view, with `audit: true`; {run} is the run's name"
+    )
     operations(parser)
     return parser
 
 
-def recorder(options: argparse.Namespace, federation: Federation, observer: str) -> ViewWriter | None:
-    """The writer of this party's own view; none unless the federation is audited."""
+def recorder(options: argparse.Namespace, federation: Federation, observer: str) -> RunRecorder | None:
+    """The recorder of this party's own views; none unless the federation is audited."""
     if not federation.audit or options.view is None:
         return None
-    keys = Keyring(options.keys)
-    return ViewWriter(options.view, observer, options.run, load_key(keys.key_file), keys.certificate_file.read_bytes())
+    return RunRecorder(options.view, observer, Keyring(options.keys))
 
 
 def run(service: str, make: Callable[[Federation], Any], options: argparse.Namespace, log: Log) -> int:

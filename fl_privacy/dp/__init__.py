@@ -1,1 +1,1 @@
-"""Differential privacy of one site's update: clipping, noise, calibration, and the ledger of what was spent."""
+"""Differential privacy for one site's updates: clipping, noise, calibration, and the ledger of spent budget."""

@@ -1,4 +1,4 @@
-"""DP-SGD (Abadi et al. 2016, Algorithm 1): local training that hides whether any one record took part."""
+"""DP-SGD (Abadi et al. 2016, Algorithm 1): local training that hides whether any single record took part."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fl_privacy.errors import FederationError
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.train import Recipe, Sgd, few_threads, loss_of, place
 
-MOST_NUMBERS = 2**24  # of gradients at a time: a large Poisson batch is worked off in parts
-BELOW = 1 - 1e-6  # rounded down a little: a float32 gradient must not be longer than the bound
+MOST_NUMBERS = 2**24  # gradient entries held at once: a large Poisson batch is processed in parts
+BELOW = 1 - 1e-6  # rounded down slightly: the norm of a float32 gradient must not exceed the bound
 
 
 def fit(model: nn.Module, data: Dataset, recipe: Recipe, private: Private, device: str = "cpu") -> None:
-    """Train the model in place. Every step has keys of its own, for its batch and for its noise."""
+    """Train the model in place. Every step derives its own keys for the batch and the noise."""
     if not len(data):
         raise FederationError("data: a site has no records to train on; use fewer sites or another partition")
     x, y = place(model, data, device)
@@ -35,7 +35,7 @@ def fit(model: nn.Module, data: Dataset, recipe: Recipe, private: Private, devic
 
 
 def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, bound: float) -> list[Tensor]:
-    """The sum of all records' gradients, each shortened to norm `bound` over the whole model; of none it is 0."""
+    """The sum of all records' gradients, each clipped to norm `bound` over the whole model; 0 for an empty batch."""
     weights = trainable(model)
     if math.isinf(bound) and len(y):
         return list(torch.autograd.grad(loss_of(model(x), y, "sum"), weights))
@@ -53,9 +53,9 @@ def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, bound: float) -> list[Te
 
 
 def noisy_mean(total: list[Tensor], plan: Plan, key: bytes) -> list[Tensor]:
-    """With Gaussian noise of deviation noise * clip on every coordinate, over the expected size of a batch.
+    """Add Gaussian noise of deviation noise * clip to every coordinate and divide by the expected batch size.
 
-    The expected size: the real one is as secret as the records, and an empty batch gets the same noise.
+    Not by the actual size, which is as secret as the records. An empty batch gets the same noise.
     """
     if plan.noise:
         noise = torch.from_numpy(standard_normal(sum(part.numel() for part in total), key)).mul_(plan.noise * plan.clip)

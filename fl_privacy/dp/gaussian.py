@@ -1,6 +1,6 @@
 """The analytic Gaussian mechanism (Balle and Wang 2018): exact calibration for every epsilon.
 
-scipy is imported where it is used: it takes 40 MB, which a site that adds no noise need not spend.
+scipy is imported where it is used: it takes 40 MB, which a site that adds no noise does not need.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ SMALLEST_DELTA = 1e-30
 
 
 def delta(sigma: float, epsilon: float) -> float:
-    """Smallest delta of noise sigma at sensitivity 1 (Balle and Wang, Theorem 8).
+    """Smallest delta for noise sigma at sensitivity 1 (Balle and Wang, Theorem 8).
 
-    Phi(1/(2 sigma) - epsilon sigma) - e^epsilon Phi(-1/(2 sigma) - epsilon sigma), in logarithms: e^epsilon overflows
-    long before the product does.
+    Phi(1/(2 sigma) - epsilon sigma) - e^epsilon Phi(-1/(2 sigma) - epsilon sigma), computed in logarithms: e^epsilon
+    overflows long before the product does.
     """
     from scipy.special import log_ndtr
 
@@ -27,7 +27,7 @@ def delta(sigma: float, epsilon: float) -> float:
 
 
 def sigma(epsilon: float, delta: float) -> float:
-    """Least noise for (epsilon, delta) at sensitivity 1.
+    """Smallest noise for (epsilon, delta) at sensitivity 1.
 
     >>> round(sigma(1.0, 1e-5), 4)
     3.7306
@@ -44,7 +44,7 @@ def sigma(epsilon: float, delta: float) -> float:
 
 
 def epsilon(sigma: float, delta: float) -> float:
-    """Least epsilon of noise sigma at sensitivity 1; infinite where even the largest considered does not do."""
+    """Smallest epsilon for noise sigma at sensitivity 1; infinite if it would exceed LARGEST_EPSILON."""
     from scipy.optimize import brentq
 
     if _delta(sigma, 0.0) <= delta:
@@ -58,7 +58,7 @@ _delta = delta
 
 
 def check(epsilon: float, delta: float) -> None:
-    """Refuse what is no budget."""
+    """Raise unless (epsilon, delta) is a valid budget."""
     if not (isinstance(epsilon, int | float) and 0 < epsilon <= LARGEST_EPSILON):
         raise FederationError(f"epsilon: {epsilon!r} is not a number above 0 and at most {LARGEST_EPSILON:g}")
     if not (isinstance(delta, int | float) and SMALLEST_DELTA <= delta < 1):

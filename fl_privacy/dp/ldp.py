@@ -1,6 +1,6 @@
-"""Local differential privacy of a whole update: clipped to C, Gaussian noise 2 C sigma (IntraShuffler, Equation 1).
+"""Local differential privacy for a whole update: clip to C, add Gaussian noise 2 C sigma (IntraShuffler, Equation 1).
 
-Two data sets of a site may differ in everything (adjacency: replacement), so two clipped updates may differ by 2 C.
+Two data sets of a site may differ in every record (adjacency: replacement), so two clipped updates may differ by 2 C.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ UNIT, ADJACENCY = "site", "replace"
 
 
 def clip(update: Vector, bound: float) -> Vector:
-    """The update, shortened to norm `bound` if it is longer."""
+    """The update, scaled down to norm `bound` if its norm is larger."""
     norm = math.sqrt(float(np.dot(update.astype(np.float64), update)))
-    # Rounded down a little: the float32 result must not be longer than the bound.
+    # Rounded down slightly: the norm of the float32 result must not exceed the bound.
     return update if norm <= bound else update * np.float32(bound / norm * (1 - 1e-6))
 
 
@@ -31,12 +31,12 @@ def scale(bound: float, epsilon: float, delta: float) -> float:
 
 
 def charge(epsilon: float, delta: float) -> Charge:
-    """What one such update costs."""
+    """The privacy cost of one update."""
     return Charge(gaussian.sigma(epsilon, delta), UNIT, ADJACENCY)
 
 
 def privatise(update: Vector, bound: float, epsilon: float, delta: float, key: bytes) -> Vector:
-    """Clip, then add noise from a CSPRNG keyed by `key`, which is used once."""
+    """Clip, then add noise from a CSPRNG with the single-use key `key`."""
     noise = standard_normal(update.size, key)
     noise *= np.float32(scale(bound, epsilon, delta))
     noise += clip(update, bound)
@@ -44,5 +44,5 @@ def privatise(update: Vector, bound: float, epsilon: float, delta: float, key: b
 
 
 def missing(bound: float, epsilon: float, weakest: float, delta: float) -> float:
-    """Standard deviation of what brings noise of `epsilon` to that of the smaller budget `weakest`."""
+    """Standard deviation that tops up the noise of `epsilon` to that of the smaller budget `weakest`."""
     return math.sqrt(max(0.0, scale(bound, weakest, delta) ** 2 - scale(bound, epsilon, delta) ** 2))

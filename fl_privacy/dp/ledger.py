@@ -1,4 +1,4 @@
-"""What a site has spent of its budget: an append-only journal on its own disk, composed with dp-accounting."""
+"""The budget a site has spent: an append-only journal on its own disk, composed with dp-accounting."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from fl_privacy.errors import FederationError
 
 FORMAT = 1
 LONGEST_LINE = 4096
-# Whole orders: those between are slow for sampled steps, some do not converge, and PLD is tighter anyway.
+# Integer orders: fractional ones are slow for sampled steps, some do not converge, and PLD is tighter anyway.
 ORDERS = (*range(2, 65), 128, 256, 512, 1024)
 FINEST, COARSEST = 1e-4, 1e-2
 
 
 class LedgerError(FederationError):
-    """The ledger refuses a charge, or cannot be trusted: nothing is spent and nothing may be sent."""
+    """The ledger refuses a charge or cannot be trusted. Nothing is spent, and nothing may be sent."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """One use of the data: noise relative to the sensitivity, steps, and the rate at which each samples records.
+    """One use of the data: noise relative to the sensitivity, steps, and the record sampling rate of each step.
 
-    `unit` is what is protected (a site or a record), `adjacency` how neighbours differ (replace, or add-or-remove).
+    `unit` is what is protected (a site or a record); `adjacency` is how neighbours differ (replace, or add-or-remove).
     """
 
     noise: float
@@ -44,11 +44,11 @@ class Charge:
 
     def __post_init__(self) -> None:
         if not (self.noise > 0 and 0 < self.rate <= 1 and self.steps >= 1):
-            raise LedgerError(f"charge: noise {self.noise}, rate {self.rate}, steps {self.steps} is no mechanism")
+            raise LedgerError(f"charge: noise {self.noise}, rate {self.rate}, steps {self.steps} is not a mechanism")
 
 
 class Ledger:
-    """The budget (epsilon, delta) of a site over all rounds of all runs; survives restarts, and fails closed."""
+    """A site's budget (epsilon, delta) over all rounds of all runs. Survives restarts and fails closed."""
 
     def __init__(self, path: str | Path, epsilon: float, delta: float, site: str = "") -> None:
         gaussian.check(epsilon, delta)
@@ -61,15 +61,15 @@ class Ledger:
             self._read()
 
     def charge(self, name: str, charge: Charge) -> bool:
-        """Write a charge durably, before anything is sent; False if `name` was charged before with the same terms.
+        """Record a charge durably before anything is sent; False if `name` was already charged on the same terms.
 
-        `name` is the attempt: a resend of the same bytes costs nothing more. Refuses what would overspend.
+        `name` is the attempt: resending the same bytes costs nothing. Raises if the charge would exceed the budget.
         """
         with self._locked():
             self._read()
             if name in self._entries:
                 if self._entries[name] != charge:
-                    raise LedgerError(f"charge: {name!r} was charged before with other terms")
+                    raise LedgerError(f"charge: {name!r} was already charged on different terms")
                 return False
             self.check(charge)
             self._append({"name": name, **asdict(charge)})
@@ -77,18 +77,18 @@ class Ledger:
         return True
 
     def holds(self, name: str) -> bool:
-        """Whether `name` was charged, by this process or another one of the site."""
+        """Whether `name` was charged, by this or another process of the site."""
         with self._locked():
             self._read()
         return name in self._entries
 
     def check(self, charge: Charge) -> None:
-        """Refuse a charge that would overspend, or that protects something else than those before it."""
+        """Raise if a charge would exceed the budget or protects a different unit than earlier charges."""
         self._check_unit(charge)
         would = compose([*self._entries.values(), charge], self.delta)
         if would > self.epsilon:
             raise LedgerError(
-                f"budget: this round would bring epsilon to {would:.4g} of {self.epsilon:g} at delta {self.delta:g}; "
+                f"budget: this round would raise epsilon to {would:.4g} of {self.epsilon:g} at delta {self.delta:g}; "
                 "nothing was spent or sent"
             )
 
@@ -97,11 +97,11 @@ class Ledger:
         return compose(list(self._entries.values()), self.delta if delta is None else delta)
 
     def remaining(self) -> float:
-        """Epsilon left at the ledger's own delta; what one more round costs depends on its noise."""
+        """Epsilon left at the ledger's delta; the cost of another round depends on its noise."""
         return max(0.0, self.epsilon - self.spent())
 
     def report(self) -> dict[str, Any]:
-        """What a person wants to know of it."""
+        """A summary for the user."""
         charges = list(self._entries.values())
         return {
             "site": self.site,
@@ -118,13 +118,13 @@ class Ledger:
         for known in list(self._entries.values())[:1]:
             if (known.unit, known.adjacency) != (charge.unit, charge.adjacency):
                 raise LedgerError(
-                    f"charge: protects a {charge.unit} ({charge.adjacency}) and this ledger is of a {known.unit} "
-                    f"({known.adjacency}); give each its own ledger"
+                    f"charge: protects a {charge.unit} ({charge.adjacency}), but this ledger protects a {known.unit} "
+                    f"({known.adjacency}); use a separate ledger for each"
                 )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time, also while it reads."""
+        """Hold an exclusive lock, for reading too."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -137,7 +137,7 @@ class Ledger:
             os.close(self._file)
 
     def _read(self) -> None:
-        """The whole journal anew. Only a last line cut off by a crash is forgiven: what it charged was never sent."""
+        """Read the whole journal again. Ignores only a last line cut off by a crash: its charge was never sent."""
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole != len(data):
@@ -170,7 +170,7 @@ class Ledger:
             raise LedgerError(f"ledger {self.path}: format {fields.get('format')!r} is unknown; update fl-privacy")
         if fields.get("site") != self.site:
             raise LedgerError(
-                f"ledger {self.path}: is of site {fields.get('site')!r}, not {self.site!r}; restore the right one"
+                f"ledger {self.path}: belongs to site {fields.get('site')!r}, not {self.site!r}; restore the right one"
             )
 
     def _corrupt(self, number: int) -> LedgerError:
@@ -192,14 +192,14 @@ def _link(previous: str, fields: dict[str, Any]) -> str:
 
 
 def compose(charges: list[Charge], delta: float) -> float:
-    """Epsilon of all charges together, by RDP and by PLD, whichever is smaller: both are upper bounds."""
+    """Total epsilon of all charges: the smaller of RDP and PLD, which are both upper bounds."""
     counted = sorted(Counter(charges).items(), key=lambda item: astuple(item[0]))
     return _composed(tuple(counted), delta) if counted else 0.0
 
 
 @lru_cache(maxsize=4096)
 def _composed(charges: tuple[tuple[Charge, int], ...], delta: float) -> float:
-    """Cached: sites of one process spend alike, and each round asks before the work and again when it is charged."""
+    """Cached: sites of one process spend alike, and each round is checked before the work and again when charged."""
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
@@ -217,7 +217,7 @@ def _epsilon(accountant: Any, events: list[tuple[Any, int]], delta: float) -> fl
 
 
 def _grid(epsilon: float, compositions: int) -> float:
-    """PLD's grid of losses: less than a thousandth of the result, which saves seconds a round where noise is small.
+    """PLD's discretisation: below a thousandth of the result, which saves seconds per round when noise is small.
 
     A coarser grid rounds up, never down.
     """
@@ -225,7 +225,7 @@ def _grid(epsilon: float, compositions: int) -> float:
 
 
 def _events(charges: tuple[tuple[Charge, int], ...]) -> list[tuple[Any, int]]:
-    """As dp-accounting's events. Gaussians without sampling compose exactly to one, of precision the sum of theirs."""
+    """The charges as dp-accounting events. Unsampled Gaussians compose exactly to one, whose precision is their sum."""
     import dp_accounting
 
     events: list[tuple[Any, int]] = []

@@ -1,15 +1,15 @@
-"""Gaussian noise and Poisson samples from a key that is used once: AES-256 in counter mode, as for shuffles.
+"""Gaussian noise and Poisson samples from a single-use key: AES-256 in counter mode, as for shuffles.
 
 The normal distribution is cut into horizontal layers of equal area (ziggurat: Marsaglia and Tsang 2000). Word i of the
-key's first stream is sample i: 10 bits choose the layer and 54 a sign and a fraction of its width, no bit twice
-(Doornik 2005). Most fractions are under the curve for sure. One in 234 is doubtful: it is compared with the curve, or
-in the base layer becomes a sample of the tail (Marsaglia 1964). Words for that, and for the samples that fail and are
-drawn again, come in order from streams of their own. So the result depends on the key alone, not on the block or the
-kernel; the rare steps are the same numpy code for both kernels.
+key's first stream is sample i: 10 bits choose the layer and 54 a sign and a fraction of its width; no bit is used
+twice (Doornik 2005). Most fractions are certainly under the curve. One in 234 is doubtful: it is compared with the
+curve or, in the base layer, becomes a sample of the tail (Marsaglia 1964). Words for that, and for rejected samples,
+come in order from separate streams. The result therefore depends only on the key, not on the block size or the kernel;
+both kernels share the same numpy code for the rare steps.
 
 Samples are computed in float64 (fractions in steps of 2^-53, tails up to 13 sigma) and rounded to the nearest float32:
-a relative error of 2^-24. The densities of the layers are right to 10^-13. Accountants speak of real numbers: what the
-lowest bits of a float32 sum give away (Mironov 2012) is outside their guarantee.
+a relative error of 2^-24. The densities of the layers are accurate to 10^-13. Accountants assume real numbers: their
+guarantee does not cover what the lowest bits of a float32 sum reveal (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fl_privacy.errors import FederationError
 
 LAYER_BITS = 10
 LAYERS = 2**LAYER_BITS
-# Where the tail starts, and the area of a layer under exp(-x^2 / 2): the one pair for which the layers end at height 1.
+# The start of the tail and the area of a layer under exp(-x^2 / 2): the only pair whose layers end at height 1.
 TAIL = "4.0388498461095045227144234053359312047009919558946"
 AREA = "0.0012263246463530880728853709277371270618927068849358"
-BLOCK = 2**15  # words at a time: they stay in the second-level cache
-DOUBTFUL = 2**17  # words put aside before they are settled together: numpy calls cost more than their few entries
+BLOCK = 2**15  # words at a time: they fit in the L2 cache
+DOUBTFUL = 2**17  # words collected before they are settled in one batch: numpy calls are slow on few entries
 UNIFORM_BITS = 53
 
-# Streams of one depth (how often a sample was drawn before); from TAILS on, one for each attempt at a tail.
+# Streams per depth (how often a sample was redrawn); from TAILS on, one per attempt at a tail.
 DRAWS, WEDGES, TAILS = range(3)
 
 
@@ -45,18 +45,18 @@ DRAWS, WEDGES, TAILS = range(3)
 class Ziggurat:
     """Layer i, between heights[i] and heights[i + 1], is under the curve up to edges[i + 1] and ends at edges[i].
 
-    Layer 0 is a rectangle and the tail; edges[0] is where it would end if it were all rectangle.
+    Layer 0 is a rectangle plus the tail; edges[0] is where a rectangle of the same area would end.
     """
 
     edges: NDArray[np.float64]
     heights: NDArray[np.float64]
-    widths: NDArray[np.float64]  # what a step of a word's fraction is worth
-    limits: NDArray[np.int64]  # fractions below are under the curve
+    widths: NDArray[np.float64]  # value of one step of a word's fraction
+    limits: NDArray[np.int64]  # smaller fractions are under the curve
 
 
 @cache
 def ziggurat() -> Ziggurat:
-    """The layers, in decimals: float64 would lose half its digits on the way to the top."""
+    """The layers, computed with decimals: float64 would lose half its digits towards the top."""
     with localcontext() as context:
         context.prec = 50
         tail, area = Decimal(TAIL), Decimal(AREA)
@@ -74,14 +74,14 @@ def ziggurat() -> Ziggurat:
 
 
 class _Sampler:
-    """The streams of one key. Each is read in order, whatever the sizes of the pieces that are asked for."""
+    """The streams of one key. Each is read in order, regardless of the sizes of the pieces requested."""
 
     def __init__(self, key: bytes, kernel: ModuleType) -> None:
         self._key, self._kernel = key, kernel
         self._streams: dict[tuple[int, int], Words] = {}
 
     def fill(self, out: NDArray[np.float32], depth: int = 0) -> None:
-        """The next samples of a depth."""
+        """Fill `out` with the next samples of a depth."""
         layers, room = ziggurat(), min(DOUBTFUL, out.size)
         index, doubtful = np.empty(room, np.int64), np.empty(room, np.uint64)
         count = 0
@@ -115,7 +115,7 @@ class _Sampler:
             out[again] = redrawn
 
     def _tails(self, count: int, depth: int, attempt: int = 0) -> NDArray[np.float64]:
-        """Normal samples beyond the start of the tail: an exponential one, kept if a second one is above x^2 / 2."""
+        """Normal samples from the tail: an exponential sample, kept if a second one is above x^2 / 2."""
         start = float(TAIL)
         words = self._take(TAILS + attempt, depth, 2 * count) | np.uint64(1)
         exponential = -np.log(words.astype(np.float64) * 2.0**-64).reshape(count, 2)
@@ -138,7 +138,7 @@ class _Sampler:
 def standard_normal(
     size: int, key: bytes, *, out: NDArray[np.float32] | None = None, backend: str | None = None
 ) -> NDArray[np.float32]:
-    """`size` independent standard normal samples; `key` is used once. `out` is filled and returned if it is given.
+    """`size` independent standard normal samples from a single-use `key`; fills and returns `out` if given.
 
     `backend` (numba or numpy) changes the speed, never the result.
     """
@@ -153,7 +153,7 @@ def standard_normal(
 
 
 def uniform(size: int, key: bytes) -> NDArray[np.float64]:
-    """`size` independent multiples of 2^-53 in [0, 1), all equally likely; `key` is used once."""
+    """`size` independent multiples of 2^-53 in [0, 1), all equally likely, from a single-use `key`."""
     _check_count("size", size)
     check_key(key)
     out, stream = np.empty(size, np.float64), Words(key)
@@ -164,14 +164,14 @@ def uniform(size: int, key: bytes) -> NDArray[np.float64]:
 
 
 def poisson_sample(count: int, rate: float, key: bytes) -> NDArray[np.int64]:
-    """The indices below `count` that are chosen, each on its own with probability `rate`; `key` is used once.
+    """The chosen indices below `count`, each sampled independently with probability `rate`; `key` is single-use.
 
-    The probability is `rate` rounded down to a multiple of 2^-53: never above what is accounted for.
+    The probability is `rate` rounded down to a multiple of 2^-53, so it never exceeds the accounted rate.
     """
     _check_count("count", count)
     check_key(key)
     if not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        raise FederationError(f"rate: {rate!r} is no probability; use a number from 0 to 1")
+        raise FederationError(f"rate: {rate!r} is not a probability; use a number from 0 to 1")
     bound, stream = np.uint64(int(rate * 2**UNIFORM_BITS)), Words(key)
     chosen = [np.empty(0, np.int64)]
     for first in range(0, count, BLOCK):
@@ -195,4 +195,4 @@ def _check_out(out: NDArray[np.float32], size: int) -> None:
         found = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
         raise FederationError(f"out: {found} given, float32 ({size},) needed; pass numpy.empty(size, numpy.float32)")
     if not out.flags.c_contiguous or not out.flags.writeable:
-        raise FederationError("out: not contiguous or read-only; pass a writable array of its own")
+        raise FederationError("out: not contiguous or read-only; pass a contiguous, writable array")

@@ -1,4 +1,4 @@
-"""The gradient of every record of a batch on its own, and the refusal of models that have no such thing."""
+"""Per-record gradients of a batch, and the check that a model has them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fl_privacy.errors import FederationError
 from fl_privacy.tasks.models import Lstm
 from fl_privacy.tasks.train import few_threads, loss_of
 
-PROBES = 4  # records of the self-test
-AGREE = 1e-8  # float64 rounding of a deep model is far below, and a record that sees its neighbours far above
+PROBES = 4  # records in the self-test
+AGREE = 1e-8  # far above the float64 rounding of a deep model, far below the effect of a neighbouring record
 FIX = "normalise with GroupNorm and keep no running statistics"
 
 
@@ -25,12 +25,12 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
-    """For each trainable weight the gradients of all records' own losses, one a row."""
+    """For each trainable weight, the gradient of every record's own loss, one row per record."""
     return PATHS.get(type(model), _vectorised)(model, x, y)
 
 
 def _vectorised(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Any model, as a batch of one for each record."""
+    """For any model: each record is a batch of one."""
     weights = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
     def loss(weights: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def _vectorised(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def _lstm(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Four times as fast as vectorising nn.LSTM, which adds up a matrix a record at every step of the series.
+    """Four times as fast as vectorising nn.LSTM, which sums one matrix per record at every step of the series.
 
     With a_t = W x_t + U h_(t-1) + b, a record's gradients are the sums of da_t x_t^T, da_t h_(t-1)^T and da_t.
     """
@@ -56,7 +56,7 @@ def _lstm(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def _unrolled(inputs: Tensor, recurrent: Tensor) -> tuple[Tensor, Tensor]:
-    """An LSTM step by step: the hidden state before each step, and the last one."""
+    """An LSTM step by step: the hidden state before each step, and the final one."""
     hidden = cell = inputs.new_zeros(len(inputs), recurrent.shape[1])
     before = []
     for entering in inputs.unbind(dim=1):
@@ -71,7 +71,7 @@ PATHS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], list[Tensor]]] = {L
 
 
 def check(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-    """Refuse a model whose records influence each other, or whose gradients here are not those of single records."""
+    """Raise if records of a batch influence each other, or if the gradients here are not per-record gradients."""
     _check_layers(model)
     probe = copy.deepcopy(model).double().cpu().train()
     generator = torch.Generator().manual_seed(0)
@@ -81,37 +81,37 @@ def check(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
         try:
             problem = _problem(probe, x, y)
         except (RuntimeError, ValueError) as error:
-            problem = f"takes no single records ({str(error).strip().splitlines()[0]})"
+            problem = f"does not accept single records ({str(error).strip().splitlines()[0]})"
     if problem:
         raise FederationError(f"task.model: {problem}; {FIX}")
 
 
 def _problem(model: nn.Module, x: Tensor, y: Tensor) -> str:
-    """What is wrong with the model, found by trying; nothing if it is right."""
+    """The problem found by running the model, or an empty string."""
     state = [buffer.clone() for buffer in model.buffers()]
     apart = [_alone(model, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]
     together = model(x)
     if any(not torch.equal(*pair) for pair in zip(state, model.buffers(), strict=True)):
-        return "remembers records in its buffers, where no noise is added"
+        return "stores information about records in its buffers, which get no noise"
     alone = map(torch.stack, zip(*(found for _, found in apart), strict=True))
     same = _agree(together, torch.cat([outputs for outputs, _ in apart]))
     if same and all(map(_agree, gradients(model, x, y), alone)):
         return ""
-    return "a record's gradient depends on the others of its batch"
+    return "a record's gradient depends on the other records of its batch"
 
 
 def _check_layers(model: nn.Module) -> None:
-    """Opacus knows which layers cannot be private; an nn.LSTM, which its hooks cannot follow, has its own path here."""
+    """Opacus knows which layers cannot be private. It rejects nn.LSTM too, which has its own path here."""
     from opacus.validators import ModuleValidator
 
     for name, layer in model.named_modules():
         validate = ModuleValidator.VALIDATORS.get(type(layer))
         if validate is not None and not isinstance(layer, nn.LSTM) and validate(layer):
-            raise FederationError(f"task.model: {type(layer).__name__} {name!r} is not private by record; {FIX}")
+            raise FederationError(f"task.model: {type(layer).__name__} {name!r} has no per-record privacy; {FIX}")
 
 
 def _alone(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Outputs and gradients of one record, by nothing but autograd."""
+    """Outputs and gradients of one record, computed with plain autograd."""
     outputs = model(x)
     return outputs, torch.autograd.grad(loss_of(outputs, y, "sum"), trainable(model))
 

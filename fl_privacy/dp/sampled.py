@@ -1,4 +1,4 @@
-"""One round of DP-SGD as a mechanism: how often it samples, and the least noise that keeps it within a budget."""
+"""One round of DP-SGD as a mechanism: its sampling rate, and the smallest noise that keeps it within a budget."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fl_privacy.dp.ledger import Charge, compose
 from fl_privacy.errors import FederationError
 
 UNIT, ADJACENCY = "record", "add-or-remove"
-PRECISION = 1e-3  # relative; what is found is never below the least noise
+PRECISION = 1e-3  # relative; the result is never below the smallest valid noise
 WIDEN = 1.25
 TINY = 1e-12
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sampling rate, steps, bound of a record's gradient, and noise relative to it; `batch` is the expected size."""
+    """Sampling rate, steps, expected batch size, clipping bound of a record's gradient, and noise relative to it."""
 
     rate: float
     steps: int
@@ -28,38 +28,38 @@ class Plan:
 
     @property
     def charge(self) -> Charge:
-        """What a round costs."""
+        """The privacy cost of a round."""
         return Charge(self.noise, UNIT, ADJACENCY, self.rate, self.steps)
 
 
 @dataclass(frozen=True)
 class Private:
-    """What makes a training private: its plan, and a key that is used once."""
+    """What makes training private: its plan and a single-use key."""
 
     plan: Plan
     key: bytes
 
     @property
     def clean(self) -> Private:
-        """The same batches without clipping and noise: what an attack is scored against."""
+        """The same batches without clipping and noise, to score attacks against."""
         return replace(self, plan=replace(self.plan, clip=math.inf, noise=0.0))
 
 
 def plan(records: int, epochs: int, batch_size: int, clip: float, epsilon: float, delta: float) -> Plan:
-    """The plan of a site with so many records: 1/rate steps an epoch, in each of which a record is expected once.
+    """The plan of a site with this many records: 1/rate steps per epoch, so a record is expected once per epoch.
 
-    1/rate is a whole number, so sites of similar size have the same plan and the noise is solved once for all of them.
+    1/rate is an integer, so sites of similar size share a plan and the noise is solved once for all of them.
     """
     if records < 1:
         raise FederationError("data: a site has no records to train on; use fewer sites or another partition")
-    a_pass = math.ceil(records / batch_size)
-    rate, steps = 1 / a_pass, epochs * a_pass
+    steps_per_epoch = math.ceil(records / batch_size)
+    rate, steps = 1 / steps_per_epoch, epochs * steps_per_epoch
     return Plan(rate, steps, records * rate, clip, noise_multiplier(epsilon, delta, rate, steps))
 
 
 @lru_cache(maxsize=4096)
 def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """Least noise, to a thousandth, with which `steps` sampled Gaussians stay within (epsilon, delta) by the ledger.
+    """Smallest noise, to a thousandth, for which the ledger composes `steps` sampled Gaussians to (epsilon, delta).
 
     >>> round(noise_multiplier(2.0, 1e-5, 1 / 9, 18), 2)
     1.41
@@ -85,6 +85,6 @@ def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> f
 
 
 def _first_guess(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """Logarithm of the noise by the central limit theorem: mu = q sqrt(T (e^(1/sigma^2) - 1)) (Bu et al. 2020, 3.2)."""
+    """Log of the noise from the central limit theorem: mu = q sqrt(T (e^(1/sigma^2) - 1)) (Bu et al. 2020, 3.2)."""
     mu = 1 / gaussian.sigma(epsilon, delta)
     return -math.log(math.log1p((mu / rate) ** 2 / steps)) / 2

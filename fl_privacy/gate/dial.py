@@ -14,6 +14,7 @@ from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.gate.listener import CHUNK, Stream, close, keep_alive, show
 from fl_privacy.identity import tls
 from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.roles import ROLES
 
 CONNECT = 10.0
 PROXY_BYTES = 8 * 1024
@@ -75,7 +76,7 @@ class Gateway:
         except (FederationError, ValueError) as error:
             await close(stream[1])
             raise Unreachable("their_certificate", str(error)) from None
-        if (peer.federation, peer.role) != (self.own.federation, "superlink"):
+        if peer.federation != self.own.federation or not ROLES[peer.role].has_gate:
             await close(stream[1])
             raise Unreachable("their_certificate", f"{peer.uri} answers, not the superlink of {self.own.federation!r}")
         return stream

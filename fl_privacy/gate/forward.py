@@ -15,6 +15,7 @@ import h11
 from fl_privacy.gate.listener import CHUNK, Stream
 from fl_privacy.identity.tls import GOODBYE, HANDSHAKE
 from fl_privacy.ops.metrics import OFF, Metrics
+from fl_privacy.roles import ROLES
 
 HEAD_BYTES = 16 * 1024
 BODY_BYTES = 64 * 1024 * 1024  # Flower cuts arrays into objects of 5 MiB, and an app bundle has at most 10
@@ -27,8 +28,7 @@ ANSWER = 60.0
 LINGER = 0.5
 FRESH = 2.0  # the SuperLink closes connections that were idle for 5 s
 
-APIS = {"site": ("fleet",), "server": ("fleet", "control", "runtime")}
-_TARGET = re.compile(rb"/v1/(fleet|control|runtime)/[a-z0-9-]{1,64}")
+_TARGET = re.compile(rb"/v1/(fleet|control|runtime)/[a-z0-9-]{1,64}|/(health)")
 _PASSED = re.compile(
     rb"accept|accept-encoding|authorization|content-type|traceparent|tracestate|user-agent|x-flwr-client|flwr-[a-z0-9-]+"
 )
@@ -63,12 +63,10 @@ def check(request: h11.Request, role: str) -> None:
         raise Refused(400, "a header that is not taken")
     if any(_PASSED.fullmatch(name) and names.count(name) > 1 for name in names):
         raise Refused(400, "a header twice")
-    if request.target == b"/health" and role == "server":
-        allowed = request.method in (b"GET", b"HEAD")
-    else:
-        found = _TARGET.fullmatch(request.target)
-        allowed = found is not None and request.method == b"POST" and found[1].decode() in APIS.get(role, ())
-    if not allowed:
+    found = _TARGET.fullmatch(request.target)
+    methods = (b"POST",) if found and found[1] else (b"GET", b"HEAD")
+    api = (found[1] or found[2]).decode() if found else ""
+    if request.method not in methods or api not in ROLES[role].apis:
         raise Refused(403, f"a {role} may not ask this")
     if any(name == b"content-length" and int(value) > BODY_BYTES for name, value in request.headers):
         raise Refused(413, "body too large")

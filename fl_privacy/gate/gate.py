@@ -16,13 +16,14 @@ from typing import Any
 from cryptography import x509
 
 from fl_privacy.errors import FederationError, LaunchError, ProtocolError
-from fl_privacy.gate.forward import APIS, Away, Caller, Gone, Refused, Upstream, check, forward
+from fl_privacy.gate.forward import Away, Caller, Gone, Refused, Upstream, check, forward
 from fl_privacy.gate.listener import Arguments, Stream, accept_tls, address, close, is_loopback, listen, run, serve
 from fl_privacy.identity import tls
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics, operations
 from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.roles import ROLES
 
 CONNECTIONS = 512
 CONNECTIONS_OF_ONE = 64
@@ -141,7 +142,7 @@ class Gate:
     def _admit(self, identity: Identity) -> None:
         if identity.federation != self._federation:
             raise ProtocolError("PERMISSION_DENIED", f"certificate: of federation {identity.federation!r}")
-        if identity.role not in APIS:
+        if not ROLES[identity.role].apis:
             raise Refused(403, f"certificate: a {identity.role} has no business here")
 
     async def _requests(self, calls: Caller, identity: Identity, certificate: x509.Certificate, caller: str) -> None:
@@ -208,9 +209,9 @@ async def main(log: Log) -> None:
         raise LaunchError(f"superlink {options.superlink}: must be on loopback; others could go around the gate")
     keys = Keyring(options.keys)
     own = tls.own_identity(keys)
-    if (own.federation, own.role) != (options.federation, "superlink"):
+    if own.federation != options.federation or not ROLES[own.role].has_gate:
         raise LaunchError(f"keys {keys.folder}: of {own.uri}, not of the superlink of {options.federation!r}")
-    metrics, scraped = serve_metrics("superlink", own.name, options.metrics, log)
+    metrics, scraped = serve_metrics(own.role, own.name, options.metrics, log)
     if scraped:
         log("metrics", address=scraped)
     gate = Gate(superlink, options.superlink_ca, keys, options.federation, log, metrics)

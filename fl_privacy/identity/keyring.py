@@ -13,11 +13,9 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fl_privacy.errors import LaunchError, ProtocolError
+from fl_privacy.roles import ROLES
 
 SCHEME = "fl-privacy"
-ROLES = ("server", "site", "shuffler", "aggregator", "evaluator", "superlink")
-# Only who listens may be dialled: a site's certificate must not pass for the shuffler's.
-LISTENING = ("superlink", "shuffler", "aggregator", "evaluator")
 _URI = re.compile(rf"{SCHEME}://([a-z0-9-]+)/([a-z]+)/([a-z0-9-]+)")
 
 

@@ -127,7 +127,7 @@ class Authority:
     @classmethod
     def create(cls, folder: Path, federation: str = "") -> Authority:
         """A new authority where there is none; with `federation` it signs for that one alone."""
-        from fl_privacy.config import NAME  # takes 14 MB, which gate and relay need not spend
+        from fl_privacy.reading import NAME  # takes 14 MB, which gate and relay need not spend
 
         if federation and not re.fullmatch(NAME, federation):
             raise LaunchError(

@@ -19,9 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from fl_privacy.errors import LaunchError, ProtocolError
-from fl_privacy.identity.keyring import LISTENING, ROLES, Identity
+from fl_privacy.identity.keyring import Identity
 from fl_privacy.identity.pki import alternative_names, fingerprint
 from fl_privacy.reading import validated
+from fl_privacy.roles import ROLES
 
 MAX_FILE = 64 * 1024
 MAX_CRL = 16 * 2**20
@@ -127,7 +128,7 @@ def check(made: Request, source: Path) -> Asked:
             f"{where}: its signing request is broken, or not for {identity.uri} and its hosts; "
             "have it made anew with `fl-privacy pki request`"
         ) from None
-    if (identity.role == "site") != (node is not None):
+    if ROLES[identity.role].has_node != (node is not None):
         raise LaunchError(f"{where}: a site, and only a site, sends its node's key; have it made anew")
     if node is not None and not (isinstance(node, ec.EllipticCurvePublicKey) and node.curve.name == "secp384r1"):
         raise LaunchError(f"{where}: its node's key is not of P-384; have it made anew")
@@ -146,7 +147,7 @@ def identity_of(uri: str, where: str) -> Identity:
 
 def hosts_of(identity: Identity, hosts: Sequence[object], where: str) -> tuple[str, ...]:
     """Names and addresses as they are; a party that does not listen has none."""
-    if hosts and identity.role not in LISTENING:
+    if hosts and not ROLES[identity.role].listens:
         raise LaunchError(f"{where}: a {identity.role} is never dialled; remove its hosts")
     if len(hosts) > MAX_HOSTS:
         raise LaunchError(f"{where}: {len(hosts)} hosts; name at most {MAX_HOSTS}")

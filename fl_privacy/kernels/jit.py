@@ -1,7 +1,7 @@
-"""numba's compiler, typed, with a cache on disk where there is a place for one.
+"""numba's compiler, typed, with a cache on disk if there is a writable place for one.
 
-The cache goes beside the source, else to the user's cache folder, or to NUMBA_CACHE_DIR if that is set. Where none of
-them can be written (a read-only container) numba refuses to cache, and every process compiles for itself (seconds).
+The cache goes next to the source, else to the user's cache folder, or to NUMBA_CACHE_DIR if that is set. If none
+is writable (a read-only container), numba does not cache, and every process compiles again (seconds).
 Never `parallel=True`: its threading layers do not survive a fork. Callers run these functions in their own threads.
 """
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
-    """`function` compiled at its first call, without the interpreter lock and without floating-point shortcuts."""
+    """Compile `function` at its first call, without the interpreter lock and without fast-math."""
     try:
         return cast(F, njit(nogil=True, cache=True)(function))
     except RuntimeError:  # "no locator available": there is no writable folder for the cache

@@ -1,4 +1,4 @@
-"""Weighted sums over the rows of a matrix, compiled. Bits equal those of the numpy twin: same order, no contraction."""
+"""Weighted sums over the rows of a matrix, compiled. Bit-identical to the numpy twin: same order, no contraction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fl_privacy.kernels.jit import compiled
 
-TILE = 4096  # long enough pieces of each row for the hardware to prefetch
+TILE = 4096  # pieces of each row that are long enough for hardware prefetching
 LEAST_EXPONENT = -900  # keeps 2^s finite; far below the smallest float32
 
 
@@ -34,7 +34,7 @@ def _add_two(
 
 @compiled
 def _round(total: NDArray[np.float64], out: NDArray[np.float32]) -> bool:
-    """Round to float32; whether all are finite (a sum with a NaN or an infinity in it is never finite again)."""
+    """Round to float32 and return whether all are finite (a sum with a NaN or an infinity stays non-finite)."""
     broken = np.uint32(0)
     for c in range(out.size):
         out[c] = np.float32(total[c])
@@ -44,7 +44,7 @@ def _round(total: NDArray[np.float64], out: NDArray[np.float32]) -> bool:
 
 @compiled
 def fast(matrix: NDArray[np.float32], weights: NDArray[np.float64], out: NDArray[np.float32]) -> bool:
-    """Row after row in float64; whether the result is finite."""
+    """Sum row by row in float64; return whether the result is finite."""
     total = np.empty(TILE, np.float64)
     finite = True
     for first in range(0, out.size, TILE):
@@ -74,7 +74,7 @@ def _add_fixed(row: NDArray[np.float32], weight: float, scale: NDArray[np.float6
 
 @compiled
 def exact(matrix: NDArray[np.float32], weights: NDArray[np.float64], room: int, out: NDArray[np.float32]) -> None:
-    """Each column in fixed point: integers below 2^room in size, whose sum does not depend on their order."""
+    """Sum each column in fixed point: integers below 2^room in magnitude, whose sum does not depend on their order."""
     top = np.empty(TILE, np.float64)
     scale = np.empty(TILE, np.float64)
     total = np.empty(TILE, np.int64)

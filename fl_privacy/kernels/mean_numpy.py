@@ -10,7 +10,7 @@ LEAST_EXPONENT = -900  # keeps 2^s finite; far below the smallest float32
 
 
 def fast(matrix: NDArray[np.float32], weights: NDArray[np.float64], out: NDArray[np.float32]) -> bool:
-    """Row after row in float64; whether the result is finite."""
+    """Sum row by row in float64; return whether the result is finite."""
     for first in range(0, out.size, TILE):
         part = matrix[:, first : first + TILE]
         total = np.zeros(part.shape[1], np.float64)
@@ -24,7 +24,7 @@ def fast(matrix: NDArray[np.float32], weights: NDArray[np.float64], out: NDArray
 
 
 def exact(matrix: NDArray[np.float32], weights: NDArray[np.float64], room: int, out: NDArray[np.float32]) -> None:
-    """Each column in fixed point: integers below 2^room in size, whose sum does not depend on their order."""
+    """Sum each column in fixed point: integers below 2^room in magnitude, whose sum does not depend on their order."""
     for first in range(0, out.size, TILE):
         part = matrix[:, first : first + TILE]
         top = np.zeros(part.shape[1], np.float64)

@@ -1,4 +1,4 @@
-"""The fast path of the ziggurat, compiled: a word to a sample, and a list of the words that need a closer look."""
+"""The fast path of the ziggurat, compiled: turns words into samples and lists the doubtful ones."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def fill(
     doubtful: NDArray[np.uint64],
     count: int,
 ) -> int:
-    """Sample `first` + i from word i; append the doubtful ones to the `count` so far, and return how many there are.
+    """Compute sample `first` + i from word i; append the doubtful ones to the `count` so far and return the new count.
 
-    The lowest bits name a layer; the others, with a lowest bit that is always 1, are a signed fraction of its width.
+    The lowest bits select a layer; the others, whose lowest bit is always 1, are a signed fraction of its width.
     """
     shift = np.int64(widths.size.bit_length() - 2)
     signed = words.view(np.int64), doubtful.view(np.int64)

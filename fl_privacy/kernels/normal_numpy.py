@@ -16,9 +16,9 @@ def fill(
     doubtful: NDArray[np.uint64],
     count: int,
 ) -> int:
-    """Sample `first` + i from word i; append the doubtful ones to the `count` so far, and return how many there are.
+    """Compute sample `first` + i from word i; append the doubtful ones to the `count` so far and return the new count.
 
-    The lowest bits name a layer; the others, with a lowest bit that is always 1, are a signed fraction of its width.
+    The lowest bits select a layer; the others, whose lowest bit is always 1, are a signed fraction of its width.
     """
     signed = words.view(np.int64)
     layer = signed & np.int64(widths.size - 1)

@@ -1,7 +1,7 @@
 """Permute every column of a block by its own draws (Fisher-Yates), compiled.
 
 The draws of a column are digits of fixed-point fractions: `fraction * radix` has the next digit above `bits` and the
-next fraction below it. Row i, from the last to the second, is swapped with the row that the digit of radix i + 1 names.
+next fraction below it. Row i, from the last to the second, is swapped with the row given by the digit of radix i + 1.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from fl_privacy.kernels.jit import compiled
 
 OBLIVIOUS_ROWS = 24  # above this, n (n - 1) / 2 vector exchanges cost more than n - 1 scalar swaps
-TILE = 1024  # columns whose draws stay in the first-level cache
+TILE = 1024  # columns whose draws fit in the L1 cache
 
 
 @compiled
 def any_rejected(
     words: NDArray[np.uint64], products: NDArray[np.uint64], floors: NDArray[np.uint64], mask: np.uint64
 ) -> bool:
-    """Whether any word has to be drawn again: (word * product) mod 2^bits below its floor."""
+    """Whether any word must be drawn again: (word * product) mod 2^bits is below its floor."""
     found = np.uint64(0)
     for w in range(words.shape[1]):
         product, floor = products[w], floors[w]
@@ -28,8 +28,8 @@ def any_rejected(
     return bool(found)
 
 
-# The small functions below exist because LLVM vectorises a loop over whole contiguous arguments, and not the same loop
-# inside a nest.
+# The small functions below exist because LLVM vectorises a loop over whole contiguous arguments, but not the same loop
+# nested in another one.
 
 
 @compiled
@@ -42,7 +42,7 @@ def _copy(source: NDArray[np.uint32], target: NDArray[np.uint32]) -> None:
 def _draw(
     fractions: NDArray[np.uint64], digits: NDArray[np.uint32], radix: np.uint64, bits: np.uint64, mask: np.uint64
 ) -> None:
-    """The next digit of every fraction, and what is left of the fraction."""
+    """Extract the next digit of every fraction and keep the rest of the fraction."""
     for c in range(digits.size):
         scaled = fractions[c] * radix
         digits[c] = np.uint32(scaled >> bits)
@@ -62,10 +62,10 @@ def _exchange(one: NDArray[np.uint32], two: NDArray[np.uint32], digits: NDArray[
 def _oblivious(
     matrix: NDArray[np.uint32], start: int, words: NDArray[np.uint64], tops: NDArray[np.int64], bits: np.uint64
 ) -> None:
-    """All candidates of a swap are touched: vectorised, and a co-tenant's cache timing says nothing about the draw."""
+    """Touch all candidates of a swap: this vectorises, and cache timing does not reveal the draw to a co-tenant."""
     mask = (np.uint64(1) << bits) - np.uint64(1)
     rows, columns = matrix.shape[0], words.shape[0]
-    # A compact copy of the tile: rows of the matrix may be a power of two apart and fight for the same cache sets.
+    # A compact copy of the tile: rows of the matrix may be a power of two apart and compete for the same cache sets.
     tile = np.empty((rows, TILE), np.uint32)
     fractions = np.empty(TILE, np.uint64)
     digits = np.empty(TILE, np.uint32)
@@ -89,7 +89,7 @@ def _oblivious(
 def _swapping(
     matrix: NDArray[np.uint32], start: int, words: NDArray[np.uint64], tops: NDArray[np.int64], bits: np.uint64
 ) -> None:
-    """One swap a draw: for many rows."""
+    """One swap per draw, for many rows."""
     mask = (np.uint64(1) << bits) - np.uint64(1)
     columns = words.shape[0]
     fractions = np.empty(columns, np.uint64)
@@ -109,6 +109,6 @@ def _swapping(
 def permute(
     matrix: NDArray[np.uint32], start: int, words: NDArray[np.uint64], tops: NDArray[np.int64], bits: int
 ) -> None:
-    """Permute the columns from `start` on, one for each row of `words`, in place."""
+    """Permute the columns from `start` on, one per row of `words`, in place."""
     kernel = _oblivious if matrix.shape[0] <= OBLIVIOUS_ROWS else _swapping
     kernel(matrix, start, words, tops, np.uint64(bits))

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 def any_rejected(
     words: NDArray[np.uint64], products: NDArray[np.uint64], floors: NDArray[np.uint64], mask: np.uint64
 ) -> bool:
-    """Whether any word has to be drawn again: (word * product) mod 2^bits below its floor."""
+    """Whether any word must be drawn again: (word * product) mod 2^bits is below its floor."""
     return bool(np.any((words * products) & mask < floors))
 
 
 def permute(
     matrix: NDArray[np.uint32], start: int, words: NDArray[np.uint64], tops: NDArray[np.int64], bits: int
 ) -> None:
-    """Permute the columns from `start` on, one for each row of `words`, in place."""
+    """Permute the columns from `start` on, one per row of `words`, in place."""
     columns, stop = words.shape[0], start + words.shape[0]
     log = max(columns - 1, 1).bit_length()  # rows of the copy are 2^log apart, so that an index is row bits | column
     copy = np.empty((matrix.shape[0], 1 << log), np.uint32)
@@ -35,7 +35,7 @@ def permute(
             np.bitwise_and(index, row_bits, out=index)
             np.bitwise_or(index, column, out=index)
             np.bitwise_and(fractions, mask, out=fractions)
-            # Row radix - 1 is final after its swap: it goes straight to its place in the matrix.
+            # Row radix - 1 is final after its swap, so it is written directly to the matrix.
             flat.take(where, out=matrix[radix - 1, start:stop], mode="clip")
             flat[where] = copy[radix - 1, :columns]
     matrix[0, start:stop] = copy[0, :columns]

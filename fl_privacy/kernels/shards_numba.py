@@ -1,4 +1,4 @@
-"""Deal a vector out to its owners and gather it again, compiled: one pass, with one cursor an owner."""
+"""Split a vector among its owners and gather it again, compiled: one pass with one cursor per owner."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fl_privacy.kernels.jit import compiled
 
 Owners = NDArray[np.uint8] | NDArray[np.uint16]
 SPLIT_TILE = 1024
-JOIN_TILE = 2**15  # values, owners and results of a tile stay in the second-level cache
+JOIN_TILE = 2**15  # values, owners and results of a tile fit in the L2 cache
 
 
-# Two coordinates a step: a cursor just stored is slow to load again, so a step loads both before it stores.
+# Two coordinates per step: loading a cursor right after storing it is slow, so a step loads both before it stores.
 
 
 @compiled
 def _places(owners: Owners, cursors: NDArray[np.uint64], places: NDArray[np.uint32]) -> None:
-    """Where each coordinate goes: its owner's cursor, moved on by one."""
+    """The place of each coordinate: its owner's cursor, which then advances by one."""
     one = np.uint64(1)
     even = owners.size - owners.size % 2
     for c in range(0, even, 2):
@@ -42,7 +42,7 @@ def _scatter(values: NDArray[np.float32], places: NDArray[np.uint32], out: NDArr
 
 @compiled
 def _gather(values: NDArray[np.float32], owners: Owners, cursors: NDArray[np.uint64], out: NDArray[np.float32]) -> None:
-    """Each coordinate from its owner's cursor, moved on by one."""
+    """Read each coordinate at its owner's cursor, which then advances by one."""
     one = np.uint64(1)
     even = owners.size - owners.size % 2
     for c in range(0, even, 2):
@@ -59,7 +59,7 @@ def _gather(values: NDArray[np.float32], owners: Owners, cursors: NDArray[np.uin
 
 @compiled
 def _count(owners: Owners, counts: NDArray[np.int64]) -> None:
-    """How many coordinates each owner has, in four histograms for the same reason."""
+    """Count the coordinates of each owner, in four histograms for the same reason."""
     banks = np.zeros((4, counts.size), np.int64)
     whole = owners.size - owners.size % 4
     for c in range(0, whole, 4):
@@ -78,7 +78,7 @@ def _split(
     ends: NDArray[np.uint64],
     out: NDArray[np.float32],
 ) -> bool:
-    """Places first, then the values: a store whose place hangs on the cursor just stored would stall the next load."""
+    """Places first, then values: a store whose address depends on the cursor just stored would stall the next load."""
     places = np.empty(SPLIT_TILE, np.uint32)
     for first in range(0, owners.size, SPLIT_TILE):
         last = min(first + SPLIT_TILE, owners.size)
@@ -91,15 +91,15 @@ def _split(
 
 
 def split(vector: NDArray[np.float32], owners: Owners, sizes: Sequence[int], out: NDArray[np.float32]) -> bool:
-    """Fill `out` shard by shard, each in coordinate order; false if a shard is not of its size."""
+    """Fill `out` shard by shard, each in coordinate order; return False if a shard has the wrong size."""
     ends = np.cumsum(sizes).astype(np.uint64)
     cursors = np.concatenate([np.zeros(1, np.uint64), ends[:-1]])
     return _split(vector, owners, cursors, ends, out)
 
 
 def join(shards: Sequence[NDArray[np.float32]], owners: Owners, out: NDArray[np.float32]) -> bool:
-    """Put every shard's coordinates back in their places; false if a shard is not of its mask's size."""
-    # Shards are separate arrays: each tile's part of them is first brought together.
+    """Put every shard's coordinates back in place; return False if a shard does not have its mask's size."""
+    # Shards are separate arrays, so each tile's parts are first copied together.
     together = np.empty(JOIN_TILE, np.float32)
     counts, cursors = np.empty(len(shards), np.int64), np.empty(len(shards), np.uint64)
     done = [0] * len(shards)

@@ -1,4 +1,4 @@
-"""Deal a vector out to its owners and gather it again, in numpy: reference and fallback."""
+"""Split a vector among its owners and gather it again, in numpy: reference and fallback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Owners = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 def split(vector: NDArray[np.float32], owners: Owners, sizes: Sequence[int], out: NDArray[np.float32]) -> bool:
-    """Fill `out` shard by shard, each in coordinate order; false if a shard is not of its size."""
+    """Fill `out` shard by shard, each in coordinate order; return False if a shard has the wrong size."""
     start = 0
     for owner, size in enumerate(sizes):
         part = vector[owners == owner]
@@ -23,7 +23,7 @@ def split(vector: NDArray[np.float32], owners: Owners, sizes: Sequence[int], out
 
 
 def join(shards: Sequence[NDArray[np.float32]], owners: Owners, out: NDArray[np.float32]) -> bool:
-    """Put every shard's coordinates back in their places; false if a shard is not of its mask's size."""
+    """Put every shard's coordinates back in place; return False if a shard does not have its mask's size."""
     for owner, shard in enumerate(shards):
         mask = owners == owner
         if np.count_nonzero(mask) != shard.size:

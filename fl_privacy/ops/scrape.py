@@ -12,6 +12,7 @@ from typing import Any
 
 from fl_privacy.errors import LaunchError
 from fl_privacy.ops.metrics import LOCAL, Metrics
+from fl_privacy.roles import ROLES
 
 LOOPBACK = "127.0.0.1"
 SLOTS = 8  # scrapes at a time
@@ -32,13 +33,6 @@ FIELDS = frozenset((
     # at the gate: what a caller was refused for
     "connections", "early", "expired", "foreign", "handshake", "request", "revoked", "role",
 ))
-OUTCOMES = {
-    "site": ("uploaded", "not-sent", "failed"),
-    "server": ("released", "failed"),
-    "shuffler": ("released", "failed"),
-    "aggregator": ("released", "failed"),
-    "evaluator": ("evaluated", "failed"),
-}
 # fmt: on
 
 
@@ -55,7 +49,7 @@ class Prometheus(Metrics):
         info = client.Gauge("build_info", "Version and role of this process", ("role", "name", "version"), **here)
         info.labels(role, name, version("fl-privacy")).set(1)
         self._rounds = client.Counter("rounds", "Attempts at rounds, by how they ended", ("outcome",), **here)
-        for outcome in OUTCOMES.get(role, ()):
+        for outcome in ROLES[role].outcomes:
             self._rounds.labels(outcome)
         self._bytes = client.Counter("bytes", "Bytes of models and updates", ("direction",), **here)
         for direction in ("in", "out"):
@@ -63,16 +57,16 @@ class Prometheus(Metrics):
         self._seconds = client.Histogram("phase_seconds", "Time spent, by phase", ("phase",), buckets=BUCKETS, **here)
         self._rejects = client.Counter("rejects", "Requests turned away", ("code", "field"), **here)
         self._open: Any = None
-        if role in ("shuffler", "aggregator", "server"):
+        if "rounds" in ROLES[role].gauges:
             self._open = client.Gauge("open_rounds", "Attempts at rounds that are open", **here)
         self._connections: tuple[Any, Any] | None = None
-        if role == "superlink":
+        if "connections" in ROLES[role].gauges:
             self._connections = (
                 client.Gauge("open_connections", "Connections that are open", **here),
                 client.Counter("connections", "Connections that were let in", **here),
             )
         self._budget: tuple[Any, Any] | None = None
-        if role == "site":
+        if "budget" in ROLES[role].gauges:
             self._budget = (
                 client.Gauge("epsilon_spent", "Privacy budget spent over all runs", **here),
                 client.Gauge("epsilon_left", "Privacy budget left under the site's policy", **here),

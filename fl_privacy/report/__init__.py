@@ -1,1 +1,1 @@
-"""Numbers for people: intervals, Markdown tables, figures, and the machine they were measured on."""
+"""Readable results: confidence intervals, Markdown tables, figures and machine facts."""

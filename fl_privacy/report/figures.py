@@ -13,7 +13,7 @@ WIDTH = 0.8
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its height, half of its interval, the height of chance, and a number it is compared with."""
+    """One bar: its height, half of its confidence interval, the chance level, and a value to compare it with."""
 
     value: float | None
     half: float | None = None
@@ -23,7 +23,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Series:
-    """Bars of one colour, one for each group."""
+    """Bars of one colour, one per group."""
 
     title: str
     bars: Sequence[Bar]
@@ -37,7 +37,7 @@ class Curve:
 
 
 def bars(path: Path, title: str, groups: Sequence[str], series: Sequence[Series], compared: str) -> None:
-    """Grouped bars; a dashed line is chance, a diamond what `compared` names."""
+    """Grouped bars; a dashed line marks chance, a diamond the value named by `compared`."""
     figure, axes = _canvas(title, width=2.5 + 0.45 * len(groups) * len(series))
     width = WIDTH / len(series)
     for i, one in enumerate(series):
@@ -92,6 +92,6 @@ def _save(figure: Any, axes: Any, path: Path) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The same numbers give the same bytes, and text stays text.
+    # The same numbers give the same bytes, and text stays selectable.
     with matplotlib.rc_context({"svg.hashsalt": "fl-privacy", "svg.fonttype": "none"}):
         figure.savefig(path, format="svg", metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""The mean of a few runs and how far it can be trusted."""
+"""The mean over a few runs and its confidence interval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and half of its 95 % confidence interval (Student's t); one value has no interval."""
     if not values:
-        raise ValueError("no value to take the mean of")
+        raise ValueError("no values to average")
     mean = statistics.fmean(values)
     if len(values) == 1:
         return mean, None

@@ -1,4 +1,4 @@
-"""What a result must be read with: processor, memory, versions. Nothing that names the machine."""
+"""The context of a result: processor, memory and versions, but nothing that identifies the machine."""
 
 from __future__ import annotations
 

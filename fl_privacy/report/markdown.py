@@ -8,7 +8,7 @@ NOTHING = "–"
 
 
 def number(value: float | None) -> str:
-    """Three decimals, or three digits where those would say nothing."""
+    """Three decimals, or three significant digits for very small or large values."""
     if value is None:
         return NOTHING
     return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e4 else f"{value:.3g}"
@@ -19,7 +19,7 @@ def spread(mean: float | None, half: float | None) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right."""
+    """A table with the first column left-aligned and the others right-aligned."""
     rule = ["---"] + ["---:"] * (len(header) - 1)
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in (header, rule, *rows))
 

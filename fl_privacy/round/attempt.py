@@ -9,7 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.round.machine import Phase, Round
+from fl_privacy.round.mailbox import Mailbox
 from fl_privacy.round.rows import Rows
+
+ABANDONED = 1200.0  # seconds beyond a round's deadline: a server may evaluate for long
 
 
 @dataclass
@@ -70,6 +73,14 @@ class RunState:
     finished: bool = False
     joined: set[str] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    mail: Mailbox = field(default_factory=Mailbox)
+    touched: float = 0.0  # when a round was last opened
+
+    def is_abandoned(self, now: float) -> bool:
+        """Whether the server has opened nothing for so long that sites need not wait for it."""
+        if self.attempt is None or not self.attempt.round.is_over:
+            return False
+        return now > self.touched + self.attempt.round.spec.deadline + ABANDONED
 
     def notify(self) -> None:
         self.changed.set()

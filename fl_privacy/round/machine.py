@@ -16,7 +16,7 @@ from enum import StrEnum
 from fl_privacy.errors import ProtocolError
 
 MAX_COHORT = 10_000
-MAX_PARAMETERS = 2**31
+MAX_LENGTH = 2**33  # numbers in an update as it travels
 
 
 class Phase(StrEnum):
@@ -50,7 +50,7 @@ class RoundSpec:
             "quorum": 1 <= self.quorum <= self.cohort,
             "deadline": 0 < self.deadline <= 86_400,
             "layout": 0 < len(self.layout) <= 128,
-            "length": 1 <= self.length <= MAX_PARAMETERS,
+            "length": 1 <= self.length <= MAX_LENGTH,
         }
         for name, holds in checks.items():
             if not holds:

@@ -8,22 +8,25 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.config import Federation
+from fl_privacy.coding import MAX_PARAMETERS
 from fl_privacy.errors import ProtocolError
 from fl_privacy.identity.keyring import peer
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics
 from fl_privacy.round.attempt import Attempt, RunState
-from fl_privacy.round.machine import MAX_PARAMETERS, Phase, Round, RoundSpec, Submission
+from fl_privacy.round.machine import Phase, Round, RoundSpec, Submission
 from fl_privacy.round.rows import Rows
-from fl_privacy.transcript import ViewWriter
+from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import Part, Receiver, chunks, digest, header_of
+
+if TYPE_CHECKING:
+    from fl_privacy.config import Federation
 
 MAX_RUNS = 8
 MAX_WAIT = 60.0
@@ -39,14 +42,14 @@ class Middleware(ABC):
 
     metrics: Metrics = OFF
 
-    def __init__(self, federation: Federation, log: Log, recorder: ViewWriter | None = None) -> None:
-        self.federation = federation
+    def __init__(self, federation: Federation, log: Log, recorder: RunRecorder | None = None) -> None:
+        self.federation, self.coding = federation, federation.coding
         self.log = log
         self.recorder = recorder
         self.runs: dict[str, RunState] = {}
         self.released: set[str] = set()  # of all runs: a name is the server's choice, and a site resends the same bytes
         # A privatised update must say its budget: the server weighs it by that, and a bucket is made of it.
-        bare = () if federation.privatise.kind != "none" else ("",)
+        bare = () if federation.unit is not None else ("",)
         self._tiers = {site.name: (site.tier, *bare) for site in federation.sites}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -86,17 +89,17 @@ class Middleware(ABC):
         )
         if not self.federation.floor <= spec.cohort <= len(self.federation.sites):
             raise ProtocolError("INVALID_ARGUMENT", f"cohort: {spec.cohort} of {len(self.federation.sites)} sites")
-        layers, invited = _layers(header), self._invited(header)
+        layers, invited = self._layers(header), self._invited(header)
         state = self._state(spec.run, create=True)
         self._check_new(spec)
         model = await self.prepare(state, header, parts)
-        rows = Rows(spec.cohort, spec.length)
+        rows = Rows(spec.cohort, spec.length, self.coding)
         self._check_new(spec)  # others may have been opened, and released, while the model came
         if state.attempt:
             state.attempt.fail("a newer attempt was opened")
         self.put_model(state, model, header.round - 1)
         state.attempt = Attempt(Round(spec, self.federation.floor, time.monotonic()), rows, layers, invited)
-        state.finished = False
+        state.finished, state.touched = False, time.monotonic()
         self.metrics.opened(1)
         self._spawn(self._watch(state.attempt))
         state.notify()
@@ -136,6 +139,13 @@ class Middleware(ABC):
             raise ProtocolError("INVALID_ARGUMENT", "sites: not a cohort of this federation")
         return names
 
+    def _layers(self, header: pb.RoundHeader) -> tuple[int, ...]:
+        """Where each layer of an update ends, as it travels."""
+        ends = tuple(header.layers)
+        if list(ends) != sorted(set(ends)) or (ends and (ends[0] < 1 or self.coding.length(ends[-1]) != header.length)):
+            raise ProtocolError("INVALID_ARGUMENT", "layers: not a division of the model")
+        return ends
+
     def _check_new(self, spec: RoundSpec) -> None:
         if spec.attempt in self.released:
             raise ProtocolError("ALREADY_EXISTS", "attempt: was released before; open a new one")
@@ -147,8 +157,8 @@ class Middleware(ABC):
         client = self._site(context)
         header = header_of(await first(parts), "vector")
         attempt = self._attempt(header.run, header.round)
-        if header.dtype != "float32":
-            raise ProtocolError("INVALID_ARGUMENT", f"dtype: {header.dtype[:20]!r} is not float32")
+        if header.dtype != self.coding.name:
+            raise ProtocolError("INVALID_ARGUMENT", f"dtype: {header.dtype[:20]!r} is not {self.coding.name}")
         if len(header.digest) != hashlib.sha256().digest_size:
             raise ProtocolError("INVALID_ARGUMENT", "digest: not a SHA-256")
         if client not in attempt.invited:
@@ -174,7 +184,7 @@ class Middleware(ABC):
         rows = attempt.rows
         if rows is None:
             raise ProtocolError("FAILED_PRECONDITION", f"round {attempt.round.spec.round} is over")
-        receiver = Receiver(rows.take(client), submission.digest)
+        receiver = Receiver(rows.take(client), submission.digest, self.coding)
         attempt.cut(client)
         try:
             async with asyncio.timeout(None) as limit:
@@ -239,7 +249,7 @@ class Middleware(ABC):
 
     async def _next_round(self, state: RunState, request: pb.FetchRequest, site: str) -> pb.RoundHeader:
         until = time.monotonic() + min(max(0.0, request.wait), MAX_WAIT)  # 0 first: it stays where wait is NaN
-        while not state.finished:
+        while not state.finished and not state.is_abandoned(time.monotonic()):
             attempt = state.attempt
             if attempt and attempt.awaits(site) and _wanted(attempt.round.spec, request):
                 spec = attempt.round.spec
@@ -260,6 +270,20 @@ class Middleware(ABC):
             except TimeoutError:
                 return pb.RoundHeader(run=state.name)
         return pb.RoundHeader(run=state.name, finished=True)
+
+    async def post(self, request: pb.Letter, context: Any) -> pb.Empty:
+        """A site leaves a message for another, or for all; what is in it is none of ours."""
+        request.sender = self._site(context)
+        if request.recipient and request.recipient not in self.federation.site_names:
+            raise ProtocolError("NOT_FOUND", "recipient: no site of this federation")
+        self._state(request.run, create=True).mail.post(request, time.monotonic())
+        return pb.Empty()
+
+    async def pickup(self, request: pb.PickupRequest, context: Any) -> pb.Letters:
+        """A site takes the messages that are for it."""
+        site = self._site(context)
+        mail = self._state(request.run, create=True).mail
+        return pb.Letters(letters=mail.pickup(site, request.topic, time.monotonic()))
 
     async def finish(self, request: pb.FinishRequest, context: Any) -> pb.Empty:
         """The run is over: waiting sites go home and its memory is freed."""
@@ -365,13 +389,6 @@ class Middleware(ABC):
         if attempt is None or attempt.round.spec.round != round:
             raise ProtocolError("NOT_FOUND", f"round: {round} is not open")
         return attempt
-
-
-def _layers(header: pb.RoundHeader) -> tuple[int, ...]:
-    ends = tuple(header.layers)
-    if list(ends) != sorted(set(ends)) or (ends and (ends[0] < 1 or ends[-1] != header.length)):
-        raise ProtocolError("INVALID_ARGUMENT", "layers: not a division of the model")
-    return ends or (header.length,)
 
 
 def _wanted(spec: RoundSpec, request: pb.FetchRequest) -> bool:

@@ -1,4 +1,4 @@
-"""FSA's masks: who owns which coordinate, and vectors cut along them and put together again (ERIS, section on FSA)."""
+"""FSA's masks: which aggregator owns which coordinate, and how to split and join vectors (ERIS, section on FSA)."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def owners(d: int, aggregators: int, seed: int | bytes) -> Owners:
     """The owner of every coordinate: disjoint and complete masks of near-equal size, from a public seed.
 
     Every coordinate draws a 64-bit key; the keys' ranks are a uniform permutation, and each aggregator owns a range of
-    ranks. Only the keys at the ranges' ends have to be found, so nothing is sorted. Should two keys tie at such an end
-    (probability below 2^-40 a round), all are drawn again.
+    ranks. Only the keys at the ends of the ranges are needed, so nothing is sorted. If two keys tie at such an end
+    (probability below 2^-40 per round), all keys are drawn again.
     """
     _check_aggregators(aggregators)
     if not 0 <= d < MAX_COORDINATES:
         raise FederationError(f"d: {d} is not a number of coordinates from 0 to {MAX_COORDINATES - 1}")
     counts = sizes(d, aggregators)
     ends = np.cumsum(counts)[:-1]
-    ends = ends[ends < d]  # with more aggregators than coordinates the last ones own nothing
+    ends = ends[ends < d]  # with more aggregators than coordinates, the last ones own nothing
     for attempt in range(8):
         ranks = _keys(d, seed, attempt)
         bounds = np.partition(ranks, ends)[ends] if d else ranks
         found = _locate(ranks, bounds, aggregators)
         if np.array_equal(np.bincount(found, minlength=aggregators), counts):
             return found
-    raise FederationError("owners: eight ties in a row; this seed's stream is broken")
+    raise FederationError("owners: eight ties in a row; the stream of this seed is broken")
 
 
 def split(
     vector: Vector, owners: Owners, aggregators: int, *, out: Vector | None = None, backend: str | None = None
 ) -> list[Vector]:
-    """The shard of every aggregator, each in coordinate order: views of `out`, a vector that can be used again."""
+    """The shard of every aggregator in coordinate order, as views of `out`, which can be reused."""
     _check_aggregators(aggregators)
     _check_vector("vector", vector, owners.size)
     _check_range(owners, aggregators)
@@ -62,7 +62,7 @@ def split(
 
 
 def join(shards: Sequence[Vector], owners: Owners, *, out: Vector | None = None, backend: str | None = None) -> Vector:
-    """The vector whose shards these are: the inverse of `split`, written to `out` if given."""
+    """Reassemble a vector from its shards: the inverse of `split`, written to `out` if given."""
     _check_aggregators(len(shards))
     for index, (shard, size) in enumerate(zip(shards, sizes(owners.size, len(shards)), strict=True)):
         _check_vector(f"shard {index}", shard, size)
@@ -74,7 +74,7 @@ def join(shards: Sequence[Vector], owners: Owners, *, out: Vector | None = None,
 
 
 def _keys(d: int, seed: int | bytes, attempt: int) -> NDArray[np.uint64]:
-    """One 64-bit key a coordinate, from AES-256 in counter mode under a hash of the seed."""
+    """One 64-bit key per coordinate, from AES-256 in counter mode keyed by a hash of the seed."""
     tagged = b"bytes:" + seed if isinstance(seed, bytes) else b"int:%d" % seed
     stream = Words(hashlib.sha256(b"fl-privacy masks 1:%d:" % attempt + tagged).digest())
     drawn = np.empty(d, np.uint64)
@@ -85,7 +85,7 @@ def _keys(d: int, seed: int | bytes, attempt: int) -> NDArray[np.uint64]:
 
 
 def _locate(ranks: NDArray[np.uint64], bounds: NDArray[np.uint64], aggregators: int) -> Owners:
-    """How many bounds each key reaches: its owner."""
+    """The owner of each key: the number of bounds it reaches."""
     if aggregators > 2**8:
         return np.searchsorted(bounds, ranks, side="right").astype(np.uint16)
     found = np.zeros(ranks.size, np.uint8)
@@ -102,7 +102,7 @@ def _check_aggregators(aggregators: int) -> None:
 def _check_vector(name: str, vector: Vector, size: int) -> None:
     if vector.shape != (size,) or vector.dtype != np.float32 or not vector.flags.c_contiguous:
         raise FederationError(
-            f"{name}: {vector.dtype} of shape {vector.shape}, a contiguous float32 vector of {size} needed by the masks"
+            f"{name}: {vector.dtype} of shape {vector.shape}, but the masks need a contiguous float32 vector of {size}"
         )
 
 
@@ -111,10 +111,10 @@ def _target(out: Vector | None, size: int, sources: Sequence[Vector]) -> Vector:
         return np.empty(size, np.float32)
     _check_vector("out", out, size)
     if not out.flags.writeable or any(np.may_share_memory(out, source) for source in sources):
-        raise FederationError("out: read-only or the memory of an input; pass another vector")
+        raise FederationError("out: read-only, or shares memory with an input; pass another vector")
     return out
 
 
 def _check_range(owners: Owners, aggregators: int) -> None:
     if owners.size and int(owners.max()) >= aggregators:
-        raise FederationError(f"owners: name aggregator {owners.max()} of {aggregators}; use the round's masks")
+        raise FederationError(f"owners: contain aggregator {owners.max()} of {aggregators}; use the round's masks")

@@ -10,7 +10,7 @@ from fl_privacy.shuffle.rows import reorder
 
 Level = Callable[[Matrix, bytes, Sequence[slice], str | None], None]
 
-# By matrix, key, layers and, where there are kernels, their backend.
+# Arguments: matrix, key, layers, and the backend for levels that use kernels.
 LEVELS: dict[str, Level] = {
     "model": lambda matrix, key, layers, backend: model.shuffle(matrix, key),
     "layer": lambda matrix, key, layers, backend: layer.shuffle(matrix, key, layers),

@@ -16,17 +16,17 @@ Label = Literal["min", "mean"]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Clients that are shuffled together; `epsilon` is the label the server weighs them by."""
+    """Clients shuffled together; `epsilon` is the label that determines their weight at the server."""
 
     members: tuple[int, ...]
     epsilon: float
 
 
 def form(epsilons: Sequence[float], n_min: int, label: Label = "min") -> list[Bucket]:
-    """Buckets of at least `n_min` clients, by rising epsilon; members are indices, ascending.
+    """Buckets of at least `n_min` clients, in order of epsilon; members are ascending indices.
 
-    Equal budgets are one bucket to begin with. While one is too small, the smallest (of several, the one of lowest
-    epsilon) joins the neighbour that minimises (|epsilon gap|, size, epsilon). A merged bucket's epsilon is its
+    Initially, equal budgets form one bucket. While any bucket is too small, the smallest one (on ties, the one with the
+    lowest epsilon) joins the neighbour that minimises (|epsilon gap|, size, epsilon). A merged bucket's epsilon is its
     smallest, which never over-trusts an update, or with `label="mean"` the mean of its members.
     """
     _check(epsilons, n_min, label)
@@ -36,7 +36,7 @@ def form(epsilons: Sequence[float], n_min: int, label: Label = "min") -> list[Bu
     while waiting:
         size, _, small = heapq.heappop(waiting)
         if chain.gone[small] or size != len(chain.members[small]):
-            continue  # it was merged since it was put here
+            continue  # merged since it was queued
         whole = chain.merge(small, chain.nearest(small))
         if len(chain.members[whole]) < n_min:
             heapq.heappush(waiting, (len(chain.members[whole]), chain.labels[whole], whole))
@@ -44,7 +44,7 @@ def form(epsilons: Sequence[float], n_min: int, label: Label = "min") -> list[Bu
 
 
 class _Chain:
-    """Groups in order of epsilon, each with its neighbours: lists rather than objects, for there may be many."""
+    """Groups in order of epsilon with their neighbours, as lists rather than objects because there may be many."""
 
     def __init__(self, epsilons: Sequence[float], label: Label) -> None:
         equal: dict[float, list[int]] = defaultdict(list)
@@ -69,7 +69,7 @@ class _Chain:
         return left if one <= two else right
 
     def merge(self, one: int, two: int) -> int:
-        """The lower of two neighbours takes the other in. The longer list grows: all merges cost n log n."""
+        """The lower of two neighbours absorbs the other. The longer list grows, so all merges cost n log n."""
         low, high = min(one, two), max(one, two)
         lower, higher = self.members[low], self.members[high]
         if self._mean:
@@ -95,7 +95,7 @@ def _check(epsilons: Sequence[float], n_min: int, label: str) -> None:
     if n_min < 1:
         raise FederationError(f"n_min: {n_min} is not positive; use 2 or more")
     if len(epsilons) < n_min:
-        raise FederationError(f"n_min: {n_min} is more than the {len(epsilons)} clients there are; nothing is released")
+        raise FederationError(f"n_min: {n_min} is more than the {len(epsilons)} clients; nothing is released")
     for index, epsilon in enumerate(epsilons):
         if not (math.isfinite(epsilon) and epsilon > 0):
-            raise FederationError(f"epsilon: {epsilon} of client {index} is no budget; use a number above 0")
+            raise FederationError(f"epsilon: {epsilon} of client {index} is not a budget; use a number above 0")

@@ -1,9 +1,9 @@
-"""Exactly uniform permutations out of 64-bit words: batched Fisher-Yates draws with rejection.
+"""Exactly uniform permutations from 64-bit words: batched Fisher-Yates draws with rejection.
 
 A word's lowest `bits` bits are a fraction x in [0, 1). The digits of x in the mixed radix n, n - 1, ... are the draws
-of Fisher-Yates: one word serves several radices, of product P. 2^bits is no multiple of P, so 2^bits mod P words are
-too many; one of those is drawn again (Lemire 2019, Algorithm 5; batched: Brackett-Rozinsky and Lemire 2024). What is
-left is uniform: given uniform words there is no bias at all.
+of Fisher-Yates: one word serves several radices with product P. 2^bits is not a multiple of P, so 2^bits mod P
+words are rejected and drawn again (Lemire 2019, Algorithm 5; batched: Brackett-Rozinsky and Lemire 2024). The rest is
+uniform: uniform words give no bias at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST_PRODUCT = 2**32  # a word is rejected with probability below 2^32 / 2^bi
 
 @dataclass(frozen=True)
 class Plan:
-    """Which radices each word of a column serves: word w those from tops[w] down to tops[w + 1] + 1."""
+    """The radices that each word of a column serves: word w serves tops[w] down to tops[w + 1] + 1."""
 
     bits: int
     tops: NDArray[np.int64]
@@ -59,9 +59,9 @@ def build(rows: int, bits: int) -> Plan:
 
 
 def accept(words: NDArray[np.uint64], key: bytes, first: int, draws: Plan, kernel: ModuleType) -> None:
-    """Replace the rejected words of the columns `first`, `first` + 1, ... (one a row of `words`), in place.
+    """Replace the rejected words of the columns `first`, `first` + 1, ... (one per row of `words`), in place.
 
-    A column's replacements come from a stream of its own, so that they depend on nothing but the key and the column.
+    Each column has its own stream of replacements, so they depend only on the key and the column.
     """
     if not kernel.any_rejected(words, draws.products, draws.floors, draws.mask):
         return
@@ -74,5 +74,5 @@ def accept(words: NDArray[np.uint64], key: bytes, first: int, draws: Plan, kerne
 
 def rejected(words: Any, products: Any, floors: Any, mask: np.uint64) -> Any:
     """Lemire's test: the remainder (word * product) mod 2^bits is below 2^bits mod product."""
-    with np.errstate(over="ignore"):  # the product is meant modulo 2^64
+    with np.errstate(over="ignore"):  # the product is modulo 2^64 by design
         return (words * products) & mask < floors

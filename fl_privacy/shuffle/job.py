@@ -1,20 +1,21 @@
-"""One round's mixing as a plan that can be handed to another process, recorded, and done again."""
+"""One round's mixing as a plan that can be sent to another process, recorded and repeated."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.dp.noise import standard_normal
-from fl_privacy.shuffle import LEVELS, Matrix, reorder
+from fl_privacy.shuffle import LEVELS, reorder
 
 
 @dataclass(frozen=True)
 class TopUp:
-    """Noise that a row lacks: its standard deviation and its key."""
+    """The noise to add to a row: its standard deviation and key."""
 
     deviation: float
     key: bytes
@@ -22,7 +23,7 @@ class TopUp:
 
 @dataclass(frozen=True)
 class MixingSet:
-    """Rows that are shuffled together; with levelled buckets, what each is brought to the same noise by."""
+    """Rows shuffled together; with levelled buckets, also the noise that brings each to the same level."""
 
     members: tuple[int, ...]
     key: bytes
@@ -31,12 +32,12 @@ class MixingSet:
 
 @dataclass(frozen=True)
 class Job:
-    """One round's mixing: the sets, each on its own, in the order in which the rows are left."""
+    """One round's mixing: independent sets, in the order of the resulting rows."""
 
     level: str
     rows: int
     length: int
-    layers: tuple[int, ...]  # where each ends
+    layers: tuple[int, ...]  # the end of each
     sets: tuple[MixingSet, ...]
 
     def to_json(self) -> str:
@@ -44,7 +45,7 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """Back again; written by hand, for a validating library would take as much memory as the round has to spare."""
+        """The inverse of `to_json`, by hand: a validating library would take as much memory as the round can spare."""
         fields = json.loads(text)
         sets = [
             MixingSet(
@@ -57,8 +58,11 @@ class Job:
         return cls(**fields, sets=tuple(sets))
 
 
-def mix(matrix: Matrix, job: Job, backend: str | None = None) -> None:
-    """Do the job here, in place; the backend of the kernels changes the speed, never the result."""
+def mix(matrix: NDArray[Any], job: Job, backend: str | None = None) -> None:
+    """Run the job in this process, in place; the kernel backend changes the speed, never the result."""
+    if matrix.dtype != np.float32:
+        matrix[:] = np.take_along_axis(matrix, origins(job, backend), axis=0)
+        return
     reorder(matrix, [member for group in job.sets for member in group.members])
     layers = [slice(start, end) for start, end in zip((0, *job.layers[:-1]), job.layers, strict=True)]
     done = 0
@@ -70,8 +74,15 @@ def mix(matrix: Matrix, job: Job, backend: str | None = None) -> None:
         done += len(group.members)
 
 
+def origins(job: Job, backend: str | None = None) -> NDArray[np.int64]:
+    """The origin row of every value of the mixture: the job applied to row numbers, without noise."""
+    numbers = np.repeat(np.arange(job.rows, dtype=np.float32)[:, None], job.length, axis=1)
+    mix(numbers, replace(job, sets=tuple(replace(group, top_ups=()) for group in job.sets)), backend)
+    return numbers.astype(np.int64)
+
+
 def top_up(row: NDArray[np.float32], top: TopUp, backend: str | None = None) -> None:
-    """Add the noise that a row lacks, in place."""
+    """Top up the noise of a row, in place."""
     noise = standard_normal(row.size, top.key, backend=backend)
     noise *= np.float32(top.deviation)
     row += noise

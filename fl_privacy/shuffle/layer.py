@@ -1,4 +1,4 @@
-"""Layer-level shuffle: one permutation of the clients a layer (SIA R_L)."""
+"""Layer-level shuffle: one permutation of the clients per layer (SIA R_L)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fl_privacy.shuffle.rows import gather
 
 
 def shuffle(matrix: Matrix, key: bytes, layers: Sequence[slice]) -> None:
-    """Permute the rows of every layer on its own, in place; the layers must follow each other and cover the matrix."""
+    """Permute the rows of every layer independently, in place; the layers must be contiguous and cover the matrix."""
     check_matrix(matrix)
     check_key(key)
     _check_cover(layers, matrix.shape[1])
@@ -32,7 +32,7 @@ def permutations(rows: int, count: int, key: bytes) -> NDArray[np.int64]:
 
 
 def _check_cover(layers: Sequence[slice], columns: int) -> None:
-    """A coordinate outside every layer would leave unshuffled."""
+    """Raise unless the layers cover all columns: a coordinate outside every layer would stay unshuffled."""
     end = 0
     for layer in layers:
         if layer.start != end or layer.step not in (None, 1) or layer.stop < end:

@@ -1,7 +1,7 @@
 """Parameter-level shuffle: every coordinate gets its own permutation of the clients (IntraShuffler, SIA R_P).
 
-Word w of column c is word c W + w of the key's stream, W words a column (`draws`): the result depends on the key and
-the shape alone, not on the block, the number of threads or the kernel.
+Word w of column c is word c W + w of the key's stream, with W words per column (`draws`): the result depends only on
+the key and the shape, not on the block size, the number of threads or the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK_COLUMNS = 2**14
 
 
 def shuffle(matrix: Matrix, key: bytes, *, threads: int = 1, backend: str | None = None) -> None:
-    """Permute every column of `matrix` on its own, uniformly and in place; `key` is used once.
+    """Permute every column of `matrix` independently, uniformly and in place; `key` is single-use.
 
     `backend` (numba or numpy) and `threads` change the speed, never the result.
     """
@@ -44,7 +44,7 @@ def shuffle(matrix: Matrix, key: bytes, *, threads: int = 1, backend: str | None
 
 
 def block_columns(rows: int) -> int:
-    """How many columns are shuffled at a time: a power of two (streams start at even words), less for many rows."""
+    """Columns shuffled at a time: a power of two (streams start at even words), smaller for many rows."""
     return max(2, min(BLOCK_COLUMNS, 1 << (BLOCK_ENTRIES // rows).bit_length() - 1))
 
 

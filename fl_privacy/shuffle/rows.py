@@ -1,21 +1,23 @@
-"""Whole rows in another order, in place and with little extra memory."""
+"""Reorder whole rows in place with little extra memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import FederationError
-from fl_privacy.shuffle.check import Matrix, check_matrix
+from fl_privacy.shuffle.check import check_shape
 
-BUFFER_ENTRIES = 2**20  # 4 MiB
+Matrix = NDArray[Any]
+BUFFER_ENTRIES = 2**20  # 4 MiB of float32
 
 
 def reorder(matrix: Matrix, order: Sequence[int] | NDArray[np.integer]) -> Matrix:
     """`matrix[:len(order)] = matrix[order]` for distinct rows, in place; returns these rows as a view."""
-    check_matrix(matrix)
+    check_shape(matrix)
     index = np.asarray(order, dtype=np.int64)
     rows = matrix.shape[0]
     if index.ndim != 1 or np.any((index < 0) | (index >= rows)) or len(np.unique(index)) != index.size:
@@ -25,7 +27,7 @@ def reorder(matrix: Matrix, order: Sequence[int] | NDArray[np.integer]) -> Matri
 
 
 def gather(matrix: Matrix, order: NDArray[np.int64], columns: slice) -> None:
-    """Rows `order` of these columns to the top, through a buffer of a few MiB."""
+    """Move rows `order` of these columns to the top, through a buffer of a few MiB."""
     if np.array_equal(order, np.arange(order.size)):
         return
     width = max(1, BUFFER_ENTRIES // order.size)

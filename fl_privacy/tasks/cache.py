@@ -1,4 +1,4 @@
-"""Arrays that took seconds to decode, kept for the user: whole or not at all, and safe to delete."""
+"""A per-user cache of decoded arrays: written atomically and safe to delete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 def path(dataset: str, source: str) -> Path | None:
-    """Where what was decoded from the source with this sum is kept; none without a home."""
+    """The cache file for the source with this checksum; None without a home folder."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
@@ -23,7 +23,7 @@ def path(dataset: str, source: str) -> Path | None:
 
 
 def read(path: Path | None, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:
-    """The arrays of these names, or none where one is missing or damaged."""
+    """The named arrays, or None if one is missing or damaged."""
     if path is None:
         return None
     try:
@@ -34,7 +34,7 @@ def read(path: Path | None, names: Iterable[str]) -> dict[str, NDArray[Any]] | N
 
 
 def write(path: Path | None, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Keep the arrays; a full or read-only disk only costs the next start some seconds."""
+    """Cache the arrays; with a full or read-only disk, the next start takes a few seconds longer."""
     if path is None:
         return
     part: Path | None = None

@@ -1,4 +1,4 @@
-"""The data sets and models by name, as plain facts: a config is checked against them without loading anything."""
+"""Facts about the data sets and models, to check a config without loading anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Entry:
     """A data set: shape of one record, classes, training records, natural sites, and whether it needs a data folder.
 
-    Without classes (0) a record's label is a number to forecast.
+    Without classes (0), a record's label is a number to forecast.
     """
 
     shape: tuple[int, ...]
@@ -25,7 +25,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model takes: anything, square images whose side is in `sides`, or series to forecast."""
+    """What a model accepts: anything, square images whose side is in `sides`, or series to forecast."""
 
     sides: range | None = None
     series: bool = False
@@ -36,7 +36,7 @@ class Inputs:
         return self.sides is None or (len(shape) == 3 and shape[1] == shape[2] and shape[1] in self.sides)
 
 
-# Four of the first 44 cannot be sites: MAC000008, 16 and 28 lack months, and 37 uses nothing in 99 of 100 half-hours.
+# Four of the first 44 are unusable: MAC000008, 16 and 28 lack months, and 37 uses nothing in 99 of 100 half-hours.
 LCL_HOUSEHOLDS = tuple(f"MAC{number:06d}" for number in range(2, 46) if number not in (8, 16, 28, 37))
 LCL_WINDOWS = 5
 
@@ -45,7 +45,7 @@ CATALOG: dict[str, Entry] = {
     "mnist": Entry((1, 28, 28), classes=10, train=60_000),
     "cifar10": Entry((3, 32, 32), classes=10, train=50_000),
     "heart-disease": Entry((13,), classes=2, train=486, sites=("cleveland", "hungarian", "switzerland", "va")),
-    # Window by window, so that the first 40 sites are 40 households.
+    # Window by window, so the first 40 sites are 40 different households.
     "lcl": Entry(
         (48, 3),
         classes=0,
@@ -64,7 +64,7 @@ MODELS: dict[str, Inputs] = {
 
 
 def fits(dataset: str, model: str) -> bool:
-    """Whether the model takes the records of the data set; unknown names do not fit."""
+    """Whether the model accepts the records of the data set; unknown names do not fit."""
     if dataset not in CATALOG or model not in MODELS:
         return False
     entry = CATALOG[dataset]

@@ -14,7 +14,7 @@ from fl_privacy.tasks.catalog import CATALOG
 from fl_privacy.tasks.data import Dataset, Split, scale
 
 ARCHIVE = "cifar10_jpg.tar.xz"
-# Over paths and images, not over the archive: everyone packs the public files anew.
+# Over paths and images, not over the archive, which differs every time the public files are packed.
 CONTENT = "f10d4c9e536a564f17fa5e8d68ba087d1235e60cd1f21700e11ff43f0647bbb0"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 HALVES = ("train", "test")
@@ -32,7 +32,7 @@ def load(data_dir: Path | None = None) -> Split:
     if arrays is None:
         images = read_tar(archive)
         path = files.folder(data_dir, "cifar10") / "cifar10" / ARCHIVE
-        files.check(path, files.content_sum(images), CONTENT, "over its images it should be")
+        files.check(path, files.content_sum(images), CONTENT, "expected (all images)")
         arrays = decode(images)
         cache.write(cached, arrays)
     train, test = (Dataset(scale(arrays[f"{h}_x"]), arrays[f"{h}_y"].astype(np.int64)) for h in HALVES)
@@ -40,7 +40,7 @@ def load(data_dir: Path | None = None) -> Split:
 
 
 def read_tar(archive: bytes) -> Images:
-    """The encoded images by path from `train` or `test` on, in a fixed order."""
+    """The encoded images by path (starting at `train` or `test`), in a fixed order."""
 
     def key(path: PurePosixPath) -> str | None:
         parts = path.parts[-3:]
@@ -80,12 +80,12 @@ def decode_image(path: str, content: bytes) -> NDArray[np.uint8]:
 def _label(path: str) -> int:
     name = path.split("/")[1]
     if name not in CLASSES:
-        raise DataError(f"cifar10: {path} is of no known class; the classes are {', '.join(CLASSES)}")
+        raise DataError(f"cifar10: {path} has an unknown class; the classes are {', '.join(CLASSES)}")
     return CLASSES.index(name)
 
 
 def read_cache(path: Path | None) -> Arrays | None:
-    """The decoded arrays, or none where they are missing, damaged or not of the right sizes."""
+    """The decoded arrays, or None if they are missing, damaged or have the wrong sizes."""
     arrays = cache.read(path, [f"{half}_{part}" for half in HALVES for part in "xy"])
     if arrays is None:
         return None

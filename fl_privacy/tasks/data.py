@@ -16,7 +16,7 @@ Labels = NDArray[np.int64] | NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Dataset:
-    """Records `x`, their labels `y` (float32: forecasts) and, where the data come from several centres, the centre."""
+    """Records `x`, labels `y` (float32 for forecasts) and, if the data come from several centres, the centre."""
 
     x: NDArray[np.float32]
     y: Labels
@@ -24,7 +24,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or (self.site is not None and len(self.site) != len(self.y)):
-            raise DataError(f"dataset: {len(self.x)} records, {len(self.y)} labels; give a label (and a site) for each")
+            raise DataError(f"dataset: {len(self.x)} records, {len(self.y)} labels; give each a label (and a site)")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -42,7 +42,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Split:
-    """A task's data: what sites train on, and what nobody trains on; `classes` is 0 for forecasts."""
+    """A task's data: training records and held-out records; `classes` is 0 for forecasts."""
 
     train: Dataset
     test: Dataset
@@ -51,7 +51,7 @@ class Split:
     sites: tuple[str, ...] = ()
 
     def first_sites(self, count: int) -> Split:
-        """The first `count` of the data's own sites alone."""
+        """Only the first `count` of the data's natural sites."""
         if count >= len(self.sites):
             return self
         train, test = (half.take(_of_first_sites(half, count)) for half in (self.train, self.test))
@@ -60,12 +60,12 @@ class Split:
 
 def _of_first_sites(data: Dataset, count: int) -> NDArray[np.int64]:
     if data.site is None:
-        raise DataError("dataset: its records have no sites; give a site for each")
+        raise DataError("dataset: its records have no sites; every record needs one")
     return np.flatnonzero(data.site < count)
 
 
 def pool(parts: Sequence[Dataset]) -> Dataset:
-    """The records of all parts, one after the other."""
+    """The records of all parts, concatenated."""
     sites = [part.site for part in parts if part.site is not None]
     return Dataset(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]), np.concatenate(sites))
 

@@ -21,7 +21,7 @@ DATASETS: dict[str, Callable[[Path | None], Split]] = {
 
 
 def load(name: str, data_dir: Path | None = None) -> Split:
-    """The named data; `data_dir` (default: FL_PRIVACY_DATA) has a folder a data set. Nothing is downloaded."""
+    """The named data; `data_dir` (default: FL_PRIVACY_DATA) has one folder per data set. Nothing is downloaded."""
     if name not in DATASETS:
         raise DataError(f"task.dataset: {name!r} is unknown; use one of {', '.join(DATASETS)}")
     return DATASETS[name](data_dir)

@@ -1,4 +1,4 @@
-"""The 8x8 digits bundled with scikit-learn: the task that needs no data folder."""
+"""The 8x8 digits bundled with scikit-learn, which need no data folder."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def load(data_dir: Path | None = None) -> Split:
 
 
 def bundled() -> NDArray[np.float32]:
-    """64 pixels and the label a row, read from the package's file: importing sklearn.datasets takes over a second."""
+    """64 pixels and the label per row, read from the package file: importing sklearn.datasets takes over a second."""
     spec = find_spec("sklearn")
     for root in (spec.submodule_search_locations or []) if spec else []:
         path = Path(root, "datasets", "data", "digits.csv.gz")
         if path.exists():
             return np.loadtxt(path, delimiter=",", dtype=np.float32)
-    raise DataError("digits: scikit-learn's bundled digits.csv.gz is not there; reinstall scikit-learn")
+    raise DataError("digits: scikit-learn's bundled digits.csv.gz is missing; reinstall scikit-learn")
 
 
 def every_fifth(y: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Every fifth record of each class: stratified, and the same for every version of every generator."""
+    """Every fifth record of each class: stratified, and independent of any random generator."""
     chosen = np.zeros(len(y), dtype=np.bool_)
     for label in np.unique(y):
         chosen[np.flatnonzero(y == label)[HELD_OUT // 2 :: HELD_OUT]] = True

@@ -1,4 +1,4 @@
-"""Files of a data folder: found, and proved to be the public files they should be."""
+"""Find the files of a data folder and check that they are the expected public files."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def folder(data_dir: Path | None, dataset: str) -> Path:
     given = data_dir or os.environ.get(ENVIRONMENT)
     if not given:
         raise DataError(
-            f"data_dir: none was given and {dataset} needs one; put {SOURCES[dataset]}, into DIR/{dataset} "
-            f"and give --data-dir DIR or {ENVIRONMENT}=DIR"
+            f"data_dir: {dataset} needs a data folder and none was given; put {SOURCES[dataset]}, into DIR/{dataset} "
+            f"and pass --data-dir DIR or {ENVIRONMENT}=DIR"
         )
     return Path(given)
 
 
 def read(data_dir: Path | None, dataset: str, name: str) -> bytes:
-    """The file's content, checked against the data folder's SHA256SUMS where that lists it."""
+    """The file's content, checked against the data folder's SHA256SUMS if listed there."""
     root = folder(data_dir, dataset)
     path = root / dataset / name
     try:
@@ -47,7 +47,7 @@ def read(data_dir: Path | None, dataset: str, name: str) -> bytes:
     except OSError as error:
         raise DataError(
             f"data_dir: {path} cannot be read ({error.strerror}); put {SOURCES[dataset]}, there, "
-            f"or give another --data-dir or {ENVIRONMENT}"
+            f"or pass another --data-dir or {ENVIRONMENT}"
         ) from None
     expected = listed_sums(root).get(f"{dataset}/{name}")
     if expected is not None:
@@ -55,14 +55,14 @@ def read(data_dir: Path | None, dataset: str, name: str) -> bytes:
     return content
 
 
-def check(path: Path, found: str, expected: str, who: str = "it should be") -> None:
-    """Raise unless the sums agree: a silently different file would make every number of a run meaningless."""
+def check(path: Path, found: str, expected: str, who: str = "expected") -> None:
+    """Raise unless the checksums match: with a different file, every number of a run would be meaningless."""
     if found != expected.lower():
         raise DataError(f"data_dir: {path} has SHA-256 {found[:16]}..., {who} {expected[:16]}...; get the file again")
 
 
 def unpack(content: bytes, file: str, key: Callable[[PurePosixPath], str | None]) -> dict[str, bytes]:
-    """The files of a tar, packed in any way, by the key of their path and sorted; a file without a key is left."""
+    """The files of a tar with any compression, sorted by the key of their path; skips files without a key."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r|*") as tar:
@@ -72,12 +72,12 @@ def unpack(content: bytes, file: str, key: Callable[[PurePosixPath], str | None]
                 if name is not None and stream is not None:
                     found[name] = stream.read()
     except (tarfile.TarError, lzma.LZMAError, OSError, EOFError) as error:
-        raise DataError(f"data_dir: {file} is not a whole archive ({error}); get the file again") from None
+        raise DataError(f"data_dir: {file} is not a complete archive ({error}); get the file again") from None
     return dict(sorted(found.items()))
 
 
 def content_sum(contents: Mapping[str, bytes]) -> str:
-    """SHA-256 over the sums of all files in `sha256sum`'s form, by path: the same however they are packed."""
+    """SHA-256 over all files' checksums in `sha256sum` format, by path: independent of how they are packed."""
     digest = hashlib.sha256()
     for name, content in contents.items():
         digest.update(f"{sha256(content)}  {name}\n".encode())
@@ -85,13 +85,13 @@ def content_sum(contents: Mapping[str, bytes]) -> str:
 
 
 def listed_sums(root: Path) -> dict[str, str]:
-    """Sums of the folder's SHA256SUMS by path, as `sha256sum` writes them; empty without that file."""
+    """The checksums in the folder's SHA256SUMS (as written by `sha256sum`) by path; empty without that file."""
     path = root / SUMS
     if not path.exists():
         return {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        raise DataError(f"data_dir: {path} cannot be read as text; make it again or remove it") from None
+        raise DataError(f"data_dir: {path} cannot be read as text; recreate or remove it") from None
     pairs = (line.split(maxsplit=1) for line in lines if len(line.split(maxsplit=1)) == 2)
     return {name.strip().removeprefix("*").removeprefix("./"): digest for digest, name in pairs}

@@ -1,4 +1,4 @@
-"""UCI Heart Disease, four centres, prepared as FLamby does."""
+"""UCI Heart Disease, four centres, prepared as in FLamby."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUMS = {
 }
 # Slope, vessels and thal: missing at most centres.
 DROPPED = (10, 11, 12)
-# Chest pain and resting ECG, with every level but the first.
+# Chest pain and resting ECG, with every level except the first.
 LEVELS = {2: (2, 3, 4), 6: (1, 2)}
 TRAIN_FRACTION = 0.66
 SPLIT_SEED = 43
@@ -44,7 +44,7 @@ def read_centre(data_dir: Path | None, centre: str) -> str:
 
 
 def prepare(text: str, site: int) -> tuple[Dataset, Dataset]:
-    """One centre's training and held-out patients, scaled by what its own training patients show."""
+    """One centre's training and held-out patients, scaled by the statistics of its own training patients."""
     rows = complete_rows(text)
     y = (rows[:, -1] > 0).astype(np.int64)
     train = training_rows(y)
@@ -54,7 +54,7 @@ def prepare(text: str, site: int) -> tuple[Dataset, Dataset]:
 
 
 def complete_rows(text: str) -> NDArray[np.float64]:
-    """The patients without a missing value, without the columns that most centres lack."""
+    """The patients without missing values, excluding the columns that most centres lack."""
     cells = [line.split(",") for line in text.splitlines() if line.strip()]
     kept = [[cell for i, cell in enumerate(row) if i not in DROPPED] for row in cells]
     try:
@@ -64,14 +64,14 @@ def complete_rows(text: str) -> NDArray[np.float64]:
 
 
 def encode(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """13 features: the numbers, then one column a level of chest pain and of resting ECG."""
+    """13 features: the numbers, then one column per level of chest pain and of resting ECG."""
     numbers = [rows[:, i] for i in range(rows.shape[1] - 1) if i not in LEVELS]
     levels = [rows[:, i] == level for i, known in LEVELS.items() for level in known]
     return np.stack([*numbers, *levels], axis=1).astype(np.float64)
 
 
 def training_rows(y: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """FLamby's fixed split: stratified where each label has more than two patients (not so in Switzerland)."""
+    """FLamby's fixed split: stratified if each label has more than two patients (not the case in Switzerland)."""
     from sklearn.model_selection import train_test_split
 
     counts = np.bincount(y, minlength=2)
@@ -88,9 +88,9 @@ def training_rows(y: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def standardise(x: NDArray[np.float64], train: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Zero mean and unit variance on the training rows; a column constant there is only centred.
+    """Zero mean and unit variance on the training rows; a column that is constant there is only centred.
 
-    FLamby divides such a column by 1e-9, so that one new value in a held-out row would outweigh all others.
+    FLamby divides such a column by 1e-9, so one new value in a held-out row would outweigh all others.
     """
     spread = x[train].std(axis=0, ddof=1)
     centred = x - x[train].mean(axis=0)

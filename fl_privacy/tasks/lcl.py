@@ -1,4 +1,4 @@
-"""Low Carbon London: half-hourly load of 60 households in 2013; 40 make 200 sites, 20 are an attacker's own data."""
+"""Low Carbon London: half-hourly load of 60 households in 2013. 40 form 200 sites, 20 are an attacker's data."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from fl_privacy.tasks.data import Split
 from fl_privacy.tasks.load import Columns, Plan, Readings
 
 ARCHIVE = "lcl_2013_60households.tar.xz"
-# Over names and files, not over the archive: everyone packs the public files anew.
+# Over names and files, not over the archive, which differs every time the public files are packed.
 CONTENT = "c30372d4f3c30df3fe856826ef1c9a28f89220addcf24b4f29e4cde46efc07eb"
 COLUMNS = Columns("LCLid", "tstp", "energy(kWh/hh)")
 START = np.datetime64("2013-01-01T00:00", "ns")
 STEPS = 365 * 48
-# 73 days a window, of which the last 15 are held out.
+# 73 days per window, of which the last 15 are held out.
 PLAN = Plan(windows=LCL_WINDOWS, length=48, stride=7, held_out=15 * 48)
 
-# What the labels 0 and 1 of a behaviour mean.
+# The meaning of the behaviour labels 0 and 1.
 BEHAVIOURS = ("night-active", "day-active")
 
 
 @dataclass(frozen=True)
 class Auxiliary:
-    """Households outside the federation, as an attacker may have them: records by site, and each site's behaviour."""
+    """Households outside the federation that an attacker may have: records by site, and each site's behaviour."""
 
     split: Split
     behaviour: NDArray[np.int64]
 
 
 def load(data_dir: Path | None = None) -> Split:
-    """The records of 200 sites: a household in one of five windows of the year."""
+    """The records of 200 sites, each a household in one of five windows of the year."""
     members, _ = sides(readings(data_dir))
     made = electricity.split(members, PLAN)
     if made.sites != CATALOG["lcl"].sites:
-        raise DataError(f"lcl: the files make {len(made.sites)} sites, not the {len(CATALOG['lcl'].sites)} known")
+        raise DataError(f"lcl: the files give {len(made.sites)} sites, not {len(CATALOG['lcl'].sites)}; get them again")
     return made
 
 
 def auxiliary(data_dir: Path | None = None) -> Auxiliary:
-    """The other 20 households in the same form; some lack readings, so these are fewer than 100 sites."""
+    """The other 20 households in the same form; some lack readings, so there are fewer than 100 sites."""
     _, others = sides(readings(data_dir))
     made = electricity.split(others, PLAN)
     return Auxiliary(made, labels(made.sites, others, others))
 
 
 def behaviour(data_dir: Path | None = None) -> NDArray[np.int64]:
-    """The behaviour of every site of the federation, in their order: the truth an attack is scored against."""
+    """The behaviour of every site of the federation, in order: the ground truth for scoring an attack."""
     members, others = sides(readings(data_dir))
     return labels(CATALOG["lcl"].sites, members, others)
 
 
 def labels(sites: tuple[str, ...], households: Readings, others: Readings) -> NDArray[np.int64]:
-    """1 (day-active) for sites of households with a larger share by day than the median of `others`, else 0."""
+    """1 (day-active) for sites of households whose day share is above the median of `others`, else 0."""
     median = np.median(electricity.day_share(others))
     by_day = dict(zip(households.households, electricity.day_share(households) > median, strict=True))
     return np.array([by_day[site.rpartition("-")[0].upper()] for site in sites], np.int64)
@@ -79,7 +79,7 @@ def readings(data_dir: Path | None = None) -> Readings:
         return Readings(tuple(map(str, arrays["households"])), arrays["kwh"], START)
     contents = files.unpack(archive, f"lcl/{ARCHIVE}", key)
     path = files.folder(data_dir, "lcl") / "lcl" / ARCHIVE
-    files.check(path, files.content_sum(contents), CONTENT, "over its files it should be")
+    files.check(path, files.content_sum(contents), CONTENT, "expected (all files)")
     tables = (electricity.read_csv(content, COLUMNS, f"lcl: {name}") for name, content in contents.items())
     found = electricity.on_grid(tables, START, STEPS)
     cache.write(kept, {"households": np.array(found.households), "kwh": found.kwh})
@@ -87,5 +87,5 @@ def readings(data_dir: Path | None = None) -> Readings:
 
 
 def key(path: PurePosixPath) -> str | None:
-    """The name of a household's file, wherever in the archive it is."""
+    """The name of a household's file, anywhere in the archive."""
     return path.name if path.match("MAC*.csv") else None

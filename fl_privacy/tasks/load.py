@@ -1,4 +1,4 @@
-"""Electricity load from CSV files: readings on a grid of time, and the records that forecast the next reading."""
+"""Electricity load from CSV files: readings on a time grid, and records to forecast the next reading."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fl_privacy.errors import DataError
 from fl_privacy.tasks.data import Dataset, Split, pool
 
 HALF_HOUR = np.timedelta64(30, "m")
-# As meters and their exports write a reading that is not there.
+# How meters and their exports write a missing reading.
 MISSING = ("", "null", "nan", "na", "none")
 DAY_HOURS = (8, 18)
 NIGHT_HOURS = (20, 6)
 
-FEATURES = 3  # of a step: the reading, sine and cosine of the hour
+FEATURES = 3  # per step: the reading, sine and cosine of the hour
 
 Series = NDArray[np.float32]
 Hours = NDArray[np.float64]
@@ -27,7 +27,7 @@ Hours = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a CSV are called: the household, the time and the energy."""
+    """The names of the CSV columns for household, time and energy."""
 
     id: str
     time: str
@@ -36,7 +36,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one CSV: which of `households`, when, and how much (NaN: missing)."""
+    """The rows of one CSV: index into `households`, time, and energy (NaN: missing)."""
 
     households: tuple[str, ...]
     household: NDArray[np.int32]
@@ -46,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Readings:
-    """Households by time: kWh of each step from `start` on, NaN where there is no reading."""
+    """kWh by household and step from `start` on; NaN marks a missing reading."""
 
     households: tuple[str, ...]
     kwh: Series
@@ -66,11 +66,11 @@ class Readings:
 
 @dataclass(frozen=True)
 class Plan:
-    """How series become records: disjoint windows in time, the end of each held out, records cut from both parts.
+    """How series become records: disjoint time windows, the end of each held out, and records from both parts.
 
-    A record is `length` readings and the one that follows. Records start `stride` steps apart; a stride that shares
-    no factor with a day's steps meets every time of day. Neighbouring records overlap, but none crosses from the
-    training part into the held-out part, so no held-out record has a reading in common with a training record.
+    A record is `length` readings and the next one. Records start `stride` steps apart; a stride that shares no factor
+    with a day's steps covers every time of day. Neighbouring records overlap, but none crosses from the training part
+    into the held-out part, so no held-out record shares a reading with a training record.
     """
 
     windows: int = 5
@@ -92,7 +92,7 @@ class Plan:
 
 
 def read_csv(content: bytes, columns: Columns, name: str) -> Table:
-    """The rows of one file, with any other columns; blanks around values do not matter."""
+    """The rows of one file; ignores other columns and whitespace around values."""
     import pyarrow as pa
     from pyarrow import compute, csv
 
@@ -115,7 +115,7 @@ def read_csv(content: bytes, columns: Columns, name: str) -> Table:
 
 
 def on_grid(tables: Iterable[Table], start: np.datetime64, steps: int, step: np.timedelta64 = HALF_HOUR) -> Readings:
-    """Readings by household (sorted by name) and step: times off the grid are left out, the last of two wins."""
+    """Readings by household (sorted by name) and step: drops times off the grid; the last of two readings wins."""
     rows: dict[str, Series] = {}
     for table in tables:
         since = (table.time - start).astype("timedelta64[ns]").astype(np.int64)
@@ -131,7 +131,7 @@ def on_grid(tables: Iterable[Table], start: np.datetime64, steps: int, step: np.
 
 
 def fill(series: Series, longest: int) -> Series:
-    """Gaps of up to `longest` steps repeat the reading before them: a straight line would tell of the future."""
+    """Fill gaps of up to `longest` steps with the reading before them: interpolation would leak the future."""
     there = np.isfinite(series)
     at = np.arange(len(series))
     before = np.maximum.accumulate(np.where(there, at, -1))
@@ -142,9 +142,9 @@ def fill(series: Series, longest: int) -> Series:
 
 
 def records(series: Series, hours: Hours, plan: Plan) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Inputs and the readings that follow them; one with a long gap inside or no reading to forecast is left out.
+    """Inputs and the readings that follow them; drops records with a long gap or without a reading to forecast.
 
-    An input is a reading beside sine and cosine of the hour that follows it: when people are up is half of a forecast.
+    An input is a reading with the sine and cosine of the next hour, which carries much of the forecast.
     """
     loads = sliding_window_view(fill(series, plan.longest_gap)[:-1], plan.length)[:: plan.stride]
     angle = sliding_window_view(hours[1:] * (np.pi / 12), plan.length)[:: plan.stride]
@@ -155,7 +155,7 @@ def records(series: Series, hours: Hours, plan: Plan) -> tuple[NDArray[np.float3
 
 
 def standardise(kwh: Series, training: Sequence[slice]) -> Series:
-    """Zero mean and unit variance of each household's training readings; where those are constant, only centred."""
+    """Scale each household to zero mean and unit variance of its training readings; constant ones are only centred."""
     seen = np.concatenate([kwh[:, part] for part in training], axis=1).astype(np.float64)
     count = np.maximum(np.isfinite(seen).sum(axis=1), 1)
     mean = np.nansum(seen, axis=1) / count
@@ -164,7 +164,7 @@ def standardise(kwh: Series, training: Sequence[slice]) -> Series:
 
 
 def split(readings: Readings, plan: Plan) -> Split:
-    """A site is a household in a window (`NAME-wN`), window by window; sites without a training record are left out."""
+    """One site per household and window (`NAME-wN`), window by window; drops sites without a training record."""
     parts = plan.parts(readings.kwh.shape[1])
     series, hours = standardise(readings.kwh, [training for training, _ in parts]), readings.hours()
     sites: list[str] = []
@@ -183,7 +183,7 @@ def split(readings: Readings, plan: Plan) -> Split:
 
 
 def day_share(readings: Readings) -> NDArray[np.float64]:
-    """Of what a household uses from 8 to 18 h and from 20 to 6 h on an average day, the part by day."""
+    """The share of the hours 8 to 18 in a household's average consumption from 8 to 18 h and from 20 to 6 h."""
     hours = readings.hours()
     there = np.isfinite(readings.kwh)
     used = {

@@ -13,7 +13,7 @@ from fl_privacy.tasks import files
 from fl_privacy.tasks.catalog import CATALOG
 from fl_privacy.tasks.data import Dataset, Split, scale
 
-# Sums of the unpacked files: mirrors pack them anew, so the sums of the .gz differ.
+# Checksums of the unpacked files: mirrors repack them, so the checksums of the .gz files differ.
 SUMS = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -42,6 +42,6 @@ def unpack(data_dir: Path | None, name: str) -> bytes:
     try:
         content = gzip.decompress(packed)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"data_dir: {path} is not a whole gzip file ({error}); get the file again") from None
-    files.check(path, files.sha256(content), SUMS[name], "unpacked it should be")
+        raise DataError(f"data_dir: {path} is not a complete gzip file ({error}); get the file again") from None
+    files.check(path, files.sha256(content), SUMS[name], "expected (unpacked)")
     return content

@@ -24,17 +24,17 @@ LSTM_HIDDEN = 32
 def build(
     name: str, shape: tuple[int, ...], classes: int, seed: int, hidden: tuple[int, ...] | None = None
 ) -> nn.Module:
-    """The named model for records of this shape, with a score a class, or one forecast where there are no classes.
+    """The named model for records of this shape, with one score per class, or one forecast if there are no classes.
 
-    The seed decides the weights, and torch's own stream is untouched.
+    The seed determines the weights; torch's global generator is not affected.
     """
     if name not in BUILDERS:
         raise FederationError(f"task.model: {name!r} is unknown; use one of {', '.join(BUILDERS)}")
     if not MODELS[name].take(shape, classes):
         kind = f"{classes} classes" if classes else "a forecast"
-        raise FederationError(f"task.model: {name!r} does not take records of shape {shape} for {kind}; use mlp")
+        raise FederationError(f"task.model: {name!r} does not accept records of shape {shape} for {kind}; use mlp")
     if hidden is not None and name != "mlp":
-        raise FederationError(f"task.hidden: only the mlp has hidden widths, and task.model is {name!r}; remove it")
+        raise FederationError(f"task.hidden: only mlp supports it, and task.model is {name!r}; remove it")
     outputs = classes or 1
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -54,7 +54,7 @@ def mlp(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = HIDDEN) 
 
 
 def lenet5(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """LeNet-5 with ReLU and max pooling; smaller images are enlarged by a whole factor and padded to its 32x32."""
+    """LeNet-5 with ReLU and max pooling; smaller images are enlarged by an integer factor and padded to 32x32."""
     channels, side, _ = shape
     factor = LENET_SIDE // side
     spare = LENET_SIDE - factor * side
@@ -79,7 +79,7 @@ def lenet5(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Three 3x3 convolutions; GroupNorm, because batch statistics of one site are wrong for another and leak."""
+    """Three 3x3 convolutions with GroupNorm: one site's batch statistics would be wrong for others, and would leak."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     width = shape[0]
     for i, (following, pool) in enumerate(((32, True), (64, True), (64, False)), start=1):
@@ -115,7 +115,7 @@ def mobilecnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 class Lstm(nn.Module):
-    """One LSTM layer over a series of numbers or of vectors, and a linear head on its last state."""
+    """One LSTM layer over a series of numbers or vectors, and a linear head on its last state."""
 
     def __init__(self, features: int, outputs: int, hidden: int = LSTM_HIDDEN) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Lstm(nn.Module):
 
 
 def lstm(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """An LSTM over the series, whatever its length."""
+    """An LSTM over a series of any length."""
     return Lstm(shape[1] if len(shape) == 2 else 1, outputs)
 
 

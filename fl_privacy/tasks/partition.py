@@ -1,4 +1,4 @@
-"""How pooled records are dealt to the sites: disjoint, complete, and no site left empty."""
+"""Partition pooled records among the sites: disjoint, complete, and with no site left empty."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Kind = Literal["iid", "dirichlet", "by-site"]
 Rows = NDArray[np.int64]
 
 FEWEST = 10
-# Keeps this stream apart from others that start from the same seed.
+# Separates this stream from others with the same seed.
 STREAM = 0x5041_5254
 
 
 def partition(
     y: Labels, sites: int, kind: Kind, seed: int, alpha: float = 0.5, site: NDArray[np.int64] | None = None
 ) -> list[Rows]:
-    """The rows of each site, ascending; the same for the same arguments."""
+    """The rows of each site, ascending; deterministic for the same arguments."""
     if not 1 <= sites <= len(y):
         raise FederationError(f"sites: {sites} cannot share {len(y)} records; use 1 to {len(y)}")
     rng = np.random.default_rng(np.random.SeedSequence([STREAM, seed]))
@@ -39,16 +39,16 @@ def partition(
 
 
 def deal_iid(count: int, sites: int, rng: np.random.Generator) -> list[Rows]:
-    """Shuffled and cut into near-equal parts."""
+    """Shuffle and split into near-equal parts."""
     return np.array_split(rng.permutation(count), sites)
 
 
 def deal_dirichlet(y: Labels, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """Each class is cut by its own draw from a symmetric Dirichlet(alpha); then poor sites are topped up."""
+    """Split each class by its own draw from a symmetric Dirichlet(alpha), then top up small sites."""
     if not (math.isfinite(alpha) and alpha > 0):
         raise FederationError(f"task.partition.alpha: {alpha} is not a positive number; use 0.5, or less for more skew")
     if np.issubdtype(y.dtype, np.floating):
-        raise FederationError("task.partition.kind: dirichlet deals classes, not forecasts; use by-site or iid")
+        raise FederationError("task.partition.kind: dirichlet needs classes, not forecasts; use by-site or iid")
     parts: list[list[Rows]] = [[] for _ in range(sites)]
     for label in np.unique(y):
         rows = rng.permutation(np.flatnonzero(y == label))
@@ -59,15 +59,15 @@ def deal_dirichlet(y: Labels, sites: int, alpha: float, rng: np.random.Generator
 
 
 def fewest(count: int, sites: int) -> int:
-    """Ten records a site, or half an equal share where that is less, or one."""
+    """Ten records per site, or half an equal share if that is less, but at least one."""
     return max(1, min(FEWEST, count // (2 * sites)))
 
 
 def top_up(parts: list[Rows], minimum: int) -> list[Rows]:
-    """Move records, one at a time from whichever site has most, until every site has `minimum`.
+    """Move records one at a time from the largest site until every site has `minimum`.
 
-    A draw of small alpha often leaves a site with nothing. Drawing again need not end; this moves at most
-    `minimum` records a site, and a giver never falls below the minimum while the mean is above it.
+    A draw with small alpha often leaves a site empty. Redrawing might never end; this moves at most `minimum` records
+    per site, and a giver never falls below the minimum while the mean is above it.
     """
     held = [part.tolist() for part in parts]
     richest = [(-len(rows), i) for i, rows in enumerate(held)]
@@ -81,9 +81,9 @@ def top_up(parts: list[Rows], minimum: int) -> list[Rows]:
 
 
 def deal_by_site(site: NDArray[np.int64] | None, sites: int) -> list[Rows]:
-    """The centres the data came from, in order."""
+    """One part per centre of the data, in order."""
     if site is None:
-        raise FederationError("task.partition.kind: by-site needs data with sites of their own; use iid or dirichlet")
+        raise FederationError("task.partition.kind: by-site needs a data set with natural sites; use iid or dirichlet")
     centres, sizes = np.unique(site, return_counts=True)
     if len(centres) != sites:
         raise FederationError(f"sites: by-site has {len(centres)} centres, not {sites}; use sites: {len(centres)}")

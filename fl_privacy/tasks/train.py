@@ -42,7 +42,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Metrics:
-    """How well a model does on held-out records: accuracy and cross-entropy, or RMSE and squared error of forecasts."""
+    """A model's results on held-out records: accuracy and cross-entropy, or RMSE and squared error for forecasts."""
 
     accuracy: float | None
     loss: float
@@ -50,14 +50,23 @@ class Metrics:
 
     @property
     def score(self) -> tuple[str, float]:
-        """The measure people read, by name: accuracy, or RMSE."""
+        """The headline measure with its name: accuracy or RMSE."""
         return ("rmse", math.sqrt(self.loss)) if self.accuracy is None else ("accuracy", self.accuracy)
 
 
-class Sgd:
-    """SGD as `torch.optim.SGD` computes it, without the seconds that importing torch.optim takes.
+def mean(found: Sequence[Metrics]) -> Metrics:
+    """The mean of each measure over several models."""
+    accuracies, rmses = ([v for m in found if (v := getattr(m, name)) is not None] for name in ("accuracy", "rmse"))
+    loss = math.fsum(m.loss for m in found) / len(found)
+    averages = (math.fsum(values) / len(values) if values else None for values in (accuracies, rmses))
+    accuracy, rmse = averages
+    return Metrics(accuracy, loss, rmse)
 
-    The proximal term mu/2 |w - w_global|^2 enters as its gradient, with w_global the weights at the start.
+
+class Sgd:
+    """SGD as in `torch.optim.SGD`, without the seconds that importing torch.optim takes.
+
+    The proximal term mu/2 |w - w_global|^2 enters as its gradient, where w_global are the initial weights.
     """
 
     def __init__(self, weights: Sequence[Tensor], recipe: Recipe) -> None:
@@ -87,16 +96,16 @@ def device(name: str) -> torch.device:
         raise FederationError(f"device: {name!r} is unknown; use cpu, cuda or cuda:N")
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
     if kind == "cuda" and int(number or 0) >= gpus:
-        raise FederationError(f"device: {name!r} was asked for and torch sees {gpus} GPUs; use cpu or another number")
+        raise FederationError(f"device: {name!r} requested, but torch sees {gpus} GPUs; use cpu or another number")
     return torch.device(name)
 
 
 @contextmanager
 def few_threads(model: nn.Module) -> Iterator[None]:
-    """One thread for a small model, then as before.
+    """Use one thread for a small model, then restore the setting.
 
-    Its operations are too short to share: a second thread gains nothing on an idle machine, makes the bits depend on
-    the number of cores, and costs a factor of thirty where several sites' processes wait for the same cores.
+    Its operations are too short to parallelise: a second thread gains nothing on an idle machine, makes the bits depend
+    on the number of cores, and costs a factor of thirty when the processes of several sites compete for cores.
     """
     before = torch.get_num_threads()
     if sum(w.numel() for w in model.parameters()) < SMALL_MODEL:
@@ -110,7 +119,7 @@ def few_threads(model: nn.Module) -> Iterator[None]:
 def fit(
     model: nn.Module, data: Dataset, recipe: Recipe, seed: int, device: str = "cpu", progress: Progress | None = None
 ) -> float:
-    """Train the model in place and return the mean loss of the last epoch; `progress` gets each epoch and its loss."""
+    """Train the model in place and return the mean loss of the last epoch; `progress` gets each epoch and loss."""
     if not len(data):
         raise FederationError("data: a site has no records to train on; use fewer sites or another partition")
     x, y = place(model, data, device)
@@ -132,7 +141,7 @@ def fit(
 
 
 def _epoch(model: nn.Module, x: Tensor, y: Tensor, batches: Sequence[Tensor], optimiser: Sgd) -> float:
-    """One step a batch of rows; the mean loss."""
+    """One step per batch of rows; returns the mean loss."""
     total = torch.zeros((), device=x.device)
     for rows in batches:
         loss = loss_of(model(x[rows]), y[rows])
@@ -142,7 +151,7 @@ def _epoch(model: nn.Module, x: Tensor, y: Tensor, batches: Sequence[Tensor], op
 
 
 def loss_of(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy of classes, squared error of forecasts."""
+    """Cross-entropy for classes, squared error for forecasts."""
     if labels.is_floating_point():
         return mse_loss(outputs.squeeze(1), labels, reduction=reduction)
     return cross_entropy(outputs, labels, reduction=reduction)
@@ -166,7 +175,7 @@ def evaluate(model: nn.Module, data: Dataset, device: str = "cpu") -> Metrics:
 
 
 def place(model: nn.Module, data: Dataset, name: str) -> tuple[Tensor, Tensor]:
-    """The model and the records on the device."""
+    """Move the model and the records to the device."""
     where = device(name)
     model.to(where)
     return torch.from_numpy(data.x).to(where), torch.from_numpy(data.y).to(where)

@@ -1,11 +1,12 @@
-"""A federation's task made real: its data, its model, and the flat vector in between."""
+"""A federation's task in memory: its data, its model, and the flat vector of its parameters."""
 
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_privacy import vector
-from fl_privacy.config import Federation, FedProx
 from fl_privacy.tasks import models
 from fl_privacy.tasks.catalog import CATALOG
 from fl_privacy.tasks.data import Dataset, Split
@@ -22,19 +22,22 @@ from fl_privacy.tasks.partition import partition
 from fl_privacy.tasks.train import Metrics, Recipe, evaluate, fit
 
 if TYPE_CHECKING:
-    from fl_privacy.dp.sampled import Private
+    from fl_privacy.config import Federation
 
-# One file read serves all sites of one process (hundreds of them in simulation).
+Fit = Callable[..., Any]  # (model, data, recipe, device=...): trains the model in place
+Check = Callable[[nn.Module, tuple[int, ...], int], None]  # (model, shape of a record, classes)
+
+# Files are read once for all sites of a process (hundreds in simulation).
 _split = lru_cache(maxsize=2)(load)
 
 
 class Workload:
-    """One model in memory; sites of the same process share it, one after the other."""
+    """One model in memory, which the sites of a process use in turn."""
 
     def __init__(self, federation: Federation, data_dir: Path | None = None) -> None:
-        # One thread: sums come out the same on every engine, and several sites share the machine's cores.
+        # One thread: sums are the same on every engine, and several sites share the machine's cores.
         torch.set_num_threads(1)
-        self.federation, self._checked = federation, False
+        self.federation, self._checked = federation, set[Check]()
         task = federation.task
         self.split: Split = _split(task.dataset, data_dir)
         if task.partition.kind == "by-site":
@@ -58,26 +61,20 @@ class Workload:
         site: str,
         round: int,
         device: str = "cpu",
-        private: Private | None = None,
+        private: Fit | None = None,
     ) -> NDArray[np.float32]:
-        """Train from `start` on a site's records, by DP-SGD if it is to be `private`, and return the difference."""
+        """Train from `start` on a site's records, with `private` if given, and return the difference."""
         vector.load(self.model, start, self.layout)
-        if private is None:
-            fit(self.model, data, self.recipe, training_seed(self.federation.seed, site, round), device)
-        else:
-            from fl_privacy.dp import dpsgd  # takes scipy, which other parties never need
-
-            dpsgd.fit(self.model, data, self.recipe, private, device)
+        seed = training_seed(self.federation.seed, site, round)
+        (private or partial(fit, seed=seed))(self.model, data, self.recipe, device=device)
         trained, _ = vector.flatten(self.model)
         return np.subtract(trained, start, out=trained)
 
-    def check_records(self) -> None:
-        """Refuse a model whose gradients cannot be told apart by record; once for all sites of a process."""
-        from fl_privacy.dp import per_record
-
-        if not self._checked:
-            per_record.check(self.model, self.split.shape, self.split.classes)
-            self._checked = True
+    def once(self, check: Check) -> None:
+        """Check the model, once for all sites of a process."""
+        if check not in self._checked:
+            check(self.model, self.split.shape, self.split.classes)
+            self._checked.add(check)
 
     def evaluate(self, model: NDArray[np.float32]) -> Metrics:
         """Accuracy (or RMSE) and loss on the held-out records."""
@@ -86,7 +83,7 @@ class Workload:
 
 
 def model_of(federation: Federation) -> nn.Module:
-    """The federation's model, which nobody needs data to know."""
+    """The federation's model; needs no data."""
     entry, task = CATALOG[federation.task.dataset], federation.task
     return models.build(task.model, entry.shape, entry.classes, federation.seed, task.hidden)
 
@@ -98,10 +95,9 @@ def layout_of(federation: Federation) -> vector.Layout:
 
 def recipe_of(federation: Federation) -> Recipe:
     """How every site trains."""
-    mu = federation.combine.mu if isinstance(federation.combine, FedProx) else 0.0
-    return Recipe(**federation.task.train.model_dump(), proximal=mu)
+    return Recipe(**federation.task.train.model_dump(), proximal=federation.combine.proximal)
 
 
 def training_seed(seed: int, site: str, round: int) -> int:
-    """The order of a site's batches in a round: its own, and the same on every engine."""
+    """The seed for a site's batch order in a round: different per site, and the same on every engine."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{site}/{round}".encode()).digest()[:7], "big")

@@ -1,22 +1,13 @@
-"""How many ways there are to put shuffled updates together again (IntraShuffler, Proposition 2 and Table 6).
+"""The number of ways to recombine shuffled updates (IntraShuffler, Proposition 2 and Table 6).
 
-A large space is no proof of safety: an attacker need not search it (see attacks/unmixing.py).
+A large space does not prove safety: an attacker need not search it (see attacks/unmixing.py).
 """
 
 from __future__ import annotations
 
 import math
 
-from fl_privacy.config import Federation, ShufflerRoute
 from fl_privacy.errors import FederationError
-
-
-def of(federation: Federation, parameters: int) -> float | None:
-    """log10 of the candidates for one update in the smallest bucket released; None unless parameters are mixed."""
-    route = federation.route
-    if not isinstance(route, ShufflerRoute) or route.level != "parameter":
-        return None
-    return one_update(federation.floor, parameters)
 
 
 def one_update(members: int, parameters: int) -> float:

@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_privacy.coding import FLOAT32, MAX_PARAMETERS, Coding, Payload
 from fl_privacy.errors import ProtocolError
-from fl_privacy.round.machine import MAX_PARAMETERS
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.rpc import Stub
 from fl_privacy.wire.stream import Receiver, chunks, digest, header_of
@@ -32,7 +32,7 @@ class Release:
     count: int = 0
     tiers: list[str] = field(default_factory=list)
     members: bytes = b""
-    updates: Array | None = None
+    rows: Payload | None = None
 
 
 def patiently(call: Callable[[], Result], until: float, *also: grpc.StatusCode) -> Result:
@@ -60,20 +60,28 @@ def fetch(stub: Stub, request: pb.FetchRequest, timeout: float) -> tuple[pb.Roun
     return header, _fill(np.empty(header.length, np.float32), parts, header.model)
 
 
-def submit(stub: Stub, round: pb.RoundHeader, update: Array, timeout: float, tier: str = "", floor: int = 1) -> bool:
+def submit(
+    stub: Stub,
+    round: pb.RoundHeader,
+    payload: Payload,
+    timeout: float,
+    coding: Coding = FLOAT32,
+    tier: str = "",
+    floor: int = 1,
+) -> bool:
     """Send an update, or a shard of one; returns whether it was there already."""
     header = pb.VectorHeader(
         run=round.run,
         round=round.round,
         attempt=round.attempt,
         layout=round.layout,
-        dtype="float32",
-        length=update.size,
+        dtype=coding.name,
+        length=payload.size,
         tier=tier,
-        digest=digest(update),
+        digest=digest(payload),
         floor=floor,
     )
-    reply = stub.submit(chunks(pb.Chunk(vector=header), [update]), timeout=timeout)
+    reply = stub.submit(chunks(pb.Chunk(vector=header), [payload]), timeout=timeout)
     return bool(reply.duplicate)
 
 
@@ -88,13 +96,13 @@ def open_round(stub: Stub, header: pb.RoundHeader, model: Array | None, timeout:
     stub.open(chunks(pb.Chunk(round=header), [] if model is None else [model]), timeout=timeout)
 
 
-def collect(parts: Iterator[Any]) -> Release:
+def collect(parts: Iterator[Any], coding: Coding = FLOAT32) -> Release:
     """Wait for the round's end and take what is released; `parts` is the running call, so that it can be cancelled."""
     header: pb.ReleaseHeader = header_of(_first(parts), "release")
-    updates = None
+    rows = None
     if header.phase == "released":
-        updates = _fill(np.empty((header.count, header.length), np.float32), parts, None)
-    return Release(header.phase, header.reason, header.count, list(header.tiers), header.members, updates)
+        rows = _fill(np.empty((header.count, header.length), coding.type), parts, None, coding)
+    return Release(header.phase, header.reason, header.count, list(header.tiers), header.members, rows)
 
 
 def _first(parts: Iterator[Any]) -> Any:
@@ -103,8 +111,8 @@ def _first(parts: Iterator[Any]) -> Any:
     raise ProtocolError("DATA_LOSS", "stream: empty")
 
 
-def _fill(target: Array, parts: Iterator[Any], wanted: bytes | None) -> Array:
-    receiver = Receiver(target, wanted)
+def _fill(target: Payload, parts: Iterator[Any], wanted: bytes | None, coding: Coding = FLOAT32) -> Payload:
+    receiver = Receiver(target, wanted, coding)
     for part in parts:
         receiver.feed(part)
     receiver.finish()

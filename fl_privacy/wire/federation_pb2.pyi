@@ -41,7 +41,7 @@ class VectorHeader(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ...) -> None: ...
 
 class RoundHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites")
+    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class RoundHeader(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     SITES_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
@@ -68,7 +69,8 @@ class RoundHeader(_message.Message):
     finished: bool
     layers: _containers.RepeatedScalarFieldContainer[int]
     sites: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ...) -> None: ...
+    parameters: int
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ...) -> None: ...
 
 class ReleaseHeader(_message.Message):
     __slots__ = ("phase", "reason", "count", "tiers", "length", "members")
@@ -133,6 +135,34 @@ class FinishRequest(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     run: str
     def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class Letter(_message.Message):
+    __slots__ = ("run", "sender", "recipient", "topic", "content")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    RECIPIENT_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    sender: str
+    recipient: str
+    topic: str
+    content: bytes
+    def __init__(self, run: _Optional[str] = ..., sender: _Optional[str] = ..., recipient: _Optional[str] = ..., topic: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class PickupRequest(_message.Message):
+    __slots__ = ("run", "topic")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    topic: str
+    def __init__(self, run: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class Letters(_message.Message):
+    __slots__ = ("letters",)
+    LETTERS_FIELD_NUMBER: _ClassVar[int]
+    letters: _containers.RepeatedCompositeFieldContainer[Letter]
+    def __init__(self, letters: _Optional[_Iterable[_Union[Letter, _Mapping]]] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()

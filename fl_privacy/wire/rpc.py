@@ -33,6 +33,8 @@ MIDDLEWARE: dict[str, tuple[bool, bool, Codec, Codec]] = {
     "Settle": (False, False, _message(pb.SettleRequest), _message(pb.Empty)),
     "Seed": (True, False, _CHUNK, _message(pb.Empty)),
     "Finish": (False, False, _message(pb.FinishRequest), _message(pb.Empty)),
+    "Post": (False, False, _message(pb.Letter), _message(pb.Empty)),
+    "Pickup": (False, False, _message(pb.PickupRequest), _message(pb.Letters)),
 }
 EVALUATOR: dict[str, tuple[bool, bool, Codec, Codec]] = {
     "Evaluate": (False, False, _message(pb.EvaluateRequest), _message(pb.EvaluateReply)),

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
+from fl_privacy.coding import FLOAT32, Coding, Payload
 from fl_privacy.errors import ProtocolError
 from fl_privacy.wire import federation_pb2 as pb
 
 CHUNK = 1 << 20
 MAX_MESSAGE = CHUNK + (1 << 16)
 DATA_TAG = bytes([4 << 3 | 2])  # Chunk.data, a length-delimited field
-FINITE_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -67,18 +66,18 @@ def _read_varint(message: bytes, start: int) -> tuple[int, int]:
     return -1, start
 
 
-def data_bytes(array: NDArray[np.float32]) -> memoryview:
+def data_bytes(array: Payload) -> memoryview:
     """The array's little-endian bytes, without a copy on little-endian machines."""
-    flat = np.ascontiguousarray(array, dtype="<f4").reshape(-1)
-    return flat.data.cast("B") if flat.size else memoryview(b"")
+    flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
+    return flat.view(np.uint8).data if flat.size else memoryview(b"")
 
 
-def digest(array: NDArray[np.float32]) -> bytes:
+def digest(array: Payload) -> bytes:
     """SHA-256 of the array's bytes as they travel."""
     return hashlib.sha256(data_bytes(array)).digest()
 
 
-def chunks(header: pb.Chunk, arrays: Iterable[NDArray[np.float32]] = ()) -> Iterator[pb.Chunk | memoryview]:
+def chunks(header: pb.Chunk, arrays: Iterable[Payload] = ()) -> Iterator[pb.Chunk | memoryview]:
     """The stream: header first, then every array's bytes in pieces of at most 1 MiB."""
     yield header
     for array in arrays:
@@ -95,11 +94,11 @@ def header_of(part: Part, kind: str) -> Any:
 
 
 class Receiver:
-    """Fills one array from the data parts of a stream: exactly its bytes, of that digest, all finite."""
+    """Fills one array from the data parts of a stream: exactly its bytes, of that digest, and sound for its coding."""
 
-    def __init__(self, target: NDArray[np.float32], digest: bytes | None = None) -> None:
-        self._target = target
-        self._view = target.data.cast("B") if target.size else memoryview(b"")
+    def __init__(self, target: Payload, digest: bytes | None = None, coding: Coding = FLOAT32) -> None:
+        self._target, self._coding = target, coding
+        self._view = target.reshape(-1).view(np.uint8).data if target.size else memoryview(b"")
         self._hash = hashlib.sha256()
         self._digest = digest
         self._position = 0
@@ -124,7 +123,4 @@ class Receiver:
             raise ProtocolError("DATA_LOSS", f"stream: ended after {self._position} of {self._view.nbytes} bytes")
         if self._digest is not None and self._hash.digest() != self._digest:
             raise ProtocolError("DATA_LOSS", "digest: does not fit the data")
-        flat = self._target.reshape(-1)
-        for start in range(0, flat.size, FINITE_BLOCK):
-            if not np.isfinite(flat[start : start + FINITE_BLOCK]).all():
-                raise ProtocolError("INVALID_ARGUMENT", "data: not finite")
+        self._coding.check(self._target)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.config import Federation, Hosts, ShardsRoute
-from fl_privacy.deploy.kits.kit import Role, parties
+from fl_privacy.config import Federation, Hosts
+from fl_privacy.deploy.parties import parties
 from fl_privacy.errors import ConfigError
+from fl_privacy.roles import CORE, ROLES, SITES
 
 GATE, MIDDLEWARE = 9092, 9093
 COMMON: dict[str, Any] = {
@@ -21,8 +23,6 @@ COMMON: dict[str, Any] = {
     "logging": {"driver": "local", "options": {"max-size": "10m", "max-file": "5"}},
     "pull_policy": "never",
 }
-NETWORKS = {"site": ["sites"], "server": ["core"], "evaluator": ["core"]}
-BOTH = ["sites", "core"]
 INIT = (
     "rm -f /done/done && exec fl-privacy provision /federation.yaml --compose --sign "
     "--out /kits --pki /pki --runs /runs --data /data"
@@ -47,7 +47,7 @@ def document(federation: Federation, config: Path, image: str, run: str, data: P
         + [f"{volume}:/kits/{name}" for name, volume in kits.items()],
     }
     volumes: dict[str, None] = dict.fromkeys(["pki", "done", "runs", *kits.values()])
-    networks = {name: {"internal": True} for name in BOTH}
+    networks = {name: {"internal": True} for name in (SITES, CORE)}
     return {"services": services, "networks": networks, "volumes": volumes}
 
 
@@ -60,23 +60,19 @@ def located(federation: Federation) -> Federation:
     return federation.model_copy(update={"sites": tuple(sites)})
 
 
-def _service(federation: Federation, role: Role, name: str, image: str, run: str, data: list[str]) -> dict[str, Any]:
-    kit, done = f"kit-{name}:/kit", "done:/done:ro"
-    made: dict[str, Any] = {**COMMON, "image": image, "networks": NETWORKS.get(role, BOTH)}
+def _service(federation: Federation, role: str, name: str, image: str, run: str, data: list[str]) -> dict[str, Any]:
+    known, kit, shared = ROLES[role], f"kit-{name}:/kit", data if ROLES[role].data else []
+    made: dict[str, Any] = {**COMMON, "image": image, "networks": list(known.networks)}
     needs: dict[str, Any] = {"init": {"condition": "service_completed_successfully"}}
-    if role in ("site", "server"):
-        listening = [other for kind, other in parties(federation) if kind not in ("site", "server")]
-        needs |= {
-            other: {"condition": "service_healthy"} for other in listening if role == "server" or other != "evaluator"
-        }
+    if known.awaits:
+        dialled = [other for kind, other in parties(federation) if ROLES[kind].serves in known.dials]
+        needs |= {other: {"condition": "service_healthy"} for other in dialled}
     made["depends_on"] = needs
-    if role == "server":
-        made |= {"restart": "no", "volumes": [kit, "done:/done", "runs:/runs", *data]}
+    if known.starts_runs:
+        made |= {"restart": "no", "volumes": [kit, "done:/done", "runs:/runs", *shared]}
         return made | {"command": ["train", "/kit", "--done", "/done/done", "--run", run]}
-    made |= {"command": ["serve", "/kit", "--until", "/done/done"], "volumes": [kit, done]}
-    if role in ("site", "evaluator"):
-        made["volumes"] += data
-    if role == "site":
+    made |= {"command": ["serve", "/kit", "--until", "/done/done"], "volumes": [kit, "done:/done:ro", *shared]}
+    if known.has_node:
         site = federation.site(name)
         made["volumes"] += [f"{path}:{path}:ro" for path in (site.data, site.policy) if path]
         reserve(made, site.device)
@@ -93,17 +89,17 @@ def reserve(service: dict[str, Any], device: str) -> None:
 
 def addressed(federation: Federation) -> Federation:
     """The federation with its roles at the names of their services."""
-    count = federation.route.aggregators if isinstance(federation.route, ShardsRoute) else 0
-    hosts = Hosts(
-        superlink=f"superlink:{GATE}",
-        shuffler=f"shuffler:{MIDDLEWARE}",
-        aggregators=tuple(f"aggregator-{k}:{MIDDLEWARE}" for k in range(count)),
-        evaluator=f"evaluator:{MIDDLEWARE}",
-    )
-    return federation.model_copy(update={"hosts": hosts})
+    hosts: dict[str, Any] = {}
+    for known, name in ((ROLES[role], name) for role, name in parties(federation)):
+        address = f"{name}:{GATE if known.has_gate else MIDDLEWARE}"
+        if known.listens and known.numbered:
+            hosts.setdefault(f"{known.name}s", []).append(address)
+        elif known.listens:
+            hosts[known.name] = address
+    return federation.model_copy(update={"hosts": Hosts.model_validate(hosts)})
 
 
-def mounted(federation: Federation, kits: Path) -> list[tuple[Role, str]]:
+def mounted(federation: Federation, kits: Path) -> list[tuple[str, str]]:
     """Every role that has a volume under `kits`; those that the route has no use for will stand by."""
     there = sorted(path.name for path in kits.iterdir() if path.is_dir()) if kits.is_dir() else []
     wanted = parties(federation)
@@ -116,9 +112,9 @@ def mounted(federation: Federation, kits: Path) -> list[tuple[Role, str]]:
     return wanted + spare
 
 
-def _spare(name: str) -> Role | None:
-    """The middleware role that a service of this name has."""
-    for role in ("shuffler", "aggregator", "evaluator"):
-        if name == role or (role == "aggregator" and name.startswith("aggregator-")):
-            return role
+def _spare(name: str) -> str | None:
+    """The role of a route that a service of this name has."""
+    for role in ROLES.values():
+        if not role.flower and re.fullmatch(f"{role.name}-[0-9]+" if role.numbered else role.name, name):
+            return role.name
     return None

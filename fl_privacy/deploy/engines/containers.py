@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from fl_privacy.config import Federation, NoPrivatise
+from fl_privacy.config import Federation
+from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.engines import compose
 from fl_privacy.deploy.engines.follow import Result
-from fl_privacy.deploy.engines.ground import new_run_name
-from fl_privacy.dp.policy import open_ledger
+from fl_privacy.deploy.plan import new_run_name
 from fl_privacy.errors import LaunchError
 
 IMAGE = "fl-privacy:{torch}"
@@ -119,24 +119,21 @@ def up(
             raise LaunchError(reason or f"the server's container ended with {code}")  # before there was a run
         project.take("server", f"{RUNS}/{project.run}", project.runs_dir)
         project.take("server", f"{RUNS}/.{project.run}.ca.pem", project.runs_dir)
-        ledgers = _ledgers(project)
+        spent = _ledgers(project)
     finally:
         project.compose("down", "--timeout", "10")
     run_dir = project.runs_dir / project.run
     end = ("failed", reason) if code else ("completed", "")
-    return Result.of(run_dir, end, time.monotonic() - began, ledgers)
+    return Result.of(run_dir, end, time.monotonic() - began, spent)
 
 
 def _ledgers(project: Project) -> list[dict[str, Any]]:
     """What each site has spent, by the ledger in its own volume."""
-    federation = project.federation
-    if isinstance(federation.privatise, NoPrivatise):
-        return []
-    reports = []
+    federation, reports = project.federation, []
     with tempfile.TemporaryDirectory() as scratch:
         for name in federation.site_names:
             (Path(scratch) / name).mkdir()
             with suppress(LaunchError):  # a site that was never asked has none
                 project.take(name, "/kit/state/ledger.jsonl", Path(scratch) / name)
-            reports.append(open_ledger(federation, name, Path(scratch) / name).report())
-    return reports
+            reports.append(ledgers.report(federation, name, Path(scratch) / name))
+    return [report for report in reports if report is not None]

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.config import Federation, NoPrivatise
+from fl_privacy.config import Federation
+from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.engines import local, simulation
 from fl_privacy.deploy.engines.follow import Result, follow
-from fl_privacy.deploy.engines.ground import Ground, new_run_name
+from fl_privacy.deploy.engines.workspace import Workspace
+from fl_privacy.deploy.plan import new_run_name
 from fl_privacy.deploy.preflight.checks import disk
-from fl_privacy.dp.policy import open_ledger
 from fl_privacy.errors import LaunchError
 
 ENGINES = {"local": local.start, "simulation": simulation.start}
@@ -35,22 +36,20 @@ def up(
     if not room.ok:
         raise LaunchError(f"disk: {room.detail}; {room.fix}")
     began = time.monotonic()
-    ground = Ground(federation, resume or new_run_name(federation), runs_dir.resolve(), data_dir)
+    workspace = Workspace(federation, resume or new_run_name(federation), runs_dir.resolve(), data_dir)
     control = None
     try:
-        control, flower_run = ENGINES[engine](ground)
-        end = follow(ground.run_dir, control, flower_run, ground.fleet.check, watch)
+        control, flower_run = ENGINES[engine](workspace)
+        end = follow(workspace.run_dir, control, flower_run, workspace.fleet.check, watch)
     finally:
         if control is not None:
             control.close()
-        ground.clear()
-    watch(ground.run_dir)
-    return Result.of(ground.run_dir, end, time.monotonic() - began, _ledgers(ground))
+        workspace.clear()
+    watch(workspace.run_dir)
+    return Result.of(workspace.run_dir, end, time.monotonic() - began, _ledgers(workspace))
 
 
-def _ledgers(ground: Ground) -> list[dict[str, Any]]:
+def _ledgers(workspace: Workspace) -> list[dict[str, Any]]:
     """What every site on this machine has spent, over all runs."""
-    if isinstance(ground.federation.privatise, NoPrivatise):
-        return []
-    names = ground.federation.site_names
-    return [open_ledger(ground.federation, name, ground.sites / name).report() for name in names]
+    federation, folder = workspace.federation, workspace.sites
+    return [found for name in federation.site_names if (found := ledgers.report(federation, name, folder / name))]

@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from fl_privacy.deploy import confine, flower
-from fl_privacy.deploy.engines.ground import START, Ground, free_port
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.commands import LOOPBACK, Ports, processes
+from fl_privacy.deploy.engines.workspace import START, Workspace
+from fl_privacy.deploy.place import Place
 
 
-def start(ground: Ground, app: Path = flower.APP) -> tuple[flower.Control, int]:
+def start(workspace: Workspace, app: Path = flower.APP) -> tuple[flower.Control, int]:
     """Start the federation and submit its run; returns the control API and Flower's id of the run."""
-    names = ground.federation.site_names
-    ground.prepare()
-    keys, fleet = ground.keys("superlink", "superlink"), ground.fleet
-    address = f"127.0.0.1:{free_port()}"
-    database = ground.private / "superlink" / "state.db"
-    database.unlink(missing_ok=True)
-    home = {"FLWR_HOME": str(ground.private / "superlink" / "flwr")}
-    fleet.start("superlink", flower.superlink(address, keys, database), home)
-    ground.start_middleware()
-    for name in names:
-        fleet.start(f"worker-{name}", _worker(ground, name))
-    control = flower.Control(address, keys.authority_file)
+    workspace.prepare()
+    superlink, ports, fleet = workspace.place("superlink", "superlink"), Ports.free(), workspace.fleet
+    address = f"{LOOPBACK}:{ports.superlink}"
+    superlink.database.unlink(missing_ok=True)
+    workspace.start(superlink, processes(superlink, ports))
+    workspace.addresses["superlink"] = [address]
+    workspace.start_middleware()
+    sites = [workspace.place("site", name) for name in workspace.federation.site_names]
+    own = {site.name: list(processes(site, Ports.free())) for site in sites}
+    for site in sites:
+        workspace.start(site, [process for process in own[site.name] if not process.confined])
+    control = flower.Control(address, superlink.keys.authority_file)
     control.wait(fleet.check)
-    for name in names:
-        _start_node(ground, control, address, name)
-    for name in names:
-        fleet.wait_for(f"worker-{name}", "listening", START)
-    ground.write_server_plan()
-    return control, control.start_run({"home": str(ground.private)}, app)
+    for site in sites:
+        _register(control, site)
+        workspace.start(site, [process for process in own[site.name] if process.confined])
+    for site in sites:
+        fleet.wait_for(f"worker-{site.name}", "listening", START)
+    workspace.write_server_plan()
+    return control, control.start_run({"home": str(workspace.private)}, app)
 
 
-def _worker(ground: Ground, name: str) -> list[str]:
-    command = [sys.executable, "-m", "client_app.worker", "--config", str(ground.config), "--site", name]
-    command += ["--keys", str(ground.keys("site", name).folder), "--socket", str(ground.sockets / name)]
-    command += ["--state", str(ground.sites / name)]
-    command += ["--middleware", *ground.middleware, *ground.data_arguments()]
-    return [*command, "--truth", str(ground.run_dir / "truth" / name)] if ground.federation.audit else command
-
-
-def _start_node(ground: Ground, control: flower.Control, address: str, name: str) -> None:
+def _register(control: flower.Control, site: Place) -> None:
     """A SuperNode has a folder and a key of its own, and nothing of the worker's but its socket."""
-    folder = ground.home / "nodes" / name
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    control.register(flower.node_key(folder / "node.key"), name)
-    authority = folder / "ca.pem"
-    authority.write_bytes(ground.keys("site", name).authority_file.read_bytes())
-    (folder / "tmp").mkdir(exist_ok=True)
-    command = flower.supernode(address, authority, folder / "node.key", free_port(), ground.sockets / name)
-    home = {"FLWR_HOME": str(folder / "flwr"), "TMPDIR": str(folder / "tmp")}
-    ground.fleet.start(f"supernode-{name}", confine.wrapped(command, [], [folder]), home, confined=True)
+    site.node.mkdir(parents=True, exist_ok=True, mode=0o700)
+    control.register(flower.node_key(site.node_key), site.name)
+    (site.node / "ca.pem").write_bytes(site.keys.authority_file.read_bytes())

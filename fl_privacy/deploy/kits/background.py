@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from fl_privacy.config import NoPrivatise
+from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.preflight.of_kit import run as check
 from fl_privacy.errors import ConfigError, LaunchError
@@ -122,11 +122,6 @@ def status(folder: Folder) -> dict[str, Any]:
     served = pid is not None or folder.served  # or else by systemd or in a container
     state = "down" if not served else "up" if _healthy(folder) else "starting"
     last = next(reversed(Tail(folder.logs / "worker.log").poll()), None)
-    ledger = None
-    if not isinstance(folder.federation.privatise, NoPrivatise):
-        from fl_privacy.dp.policy import open_ledger
-
-        ledger = open_ledger(folder.own_federation, folder.kit.name, folder.state).report()
     return {
         "site": folder.kit.name,
         "federation": folder.kit.federation,
@@ -135,13 +130,13 @@ def status(folder: Folder) -> dict[str, Any]:
         "processes": _processes(folder) if state != "down" else {},
         "superlink": _superlink(folder) if state != "down" else None,
         "last": None if last is None else {k: v for k, v in last.items() if k != "role"},
-        "ledger": ledger,
+        "ledger": ledgers.report(folder.own_federation, folder.kit.name, folder.state),
         "logs": str(folder.logs),
     }
 
 
 def _is_site(folder: Folder) -> None:
-    if folder.kit.role != "site":
+    if not folder.role.has_node:
         raise ConfigError(f"kit {folder.path}: is a {folder.kit.role}'s; use fl-privacy serve, systemd or a container")
 
 

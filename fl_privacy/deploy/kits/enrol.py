@@ -41,6 +41,7 @@ from fl_privacy.identity.requests import (
     sign_text,
     verify_text,
 )
+from fl_privacy.roles import ROLES
 
 MAX_DAYS = 825
 _CRL = b"-----BEGIN X509 CRL-----"
@@ -87,7 +88,7 @@ def _write_request(
         .add_extension(pki.alternative_names(identity, hosts), critical=False)
         .sign(key, hashes.SHA256())
     )
-    node = _node_key(Folder.open(kit).node_key) if identity.role == "site" else None
+    node = _node_key(Folder.open(kit).node_key) if ROLES[identity.role].has_node else None
     text = csr.public_bytes(serialization.Encoding.PEM).decode()
     made = Request(identity=identity.uri, hosts=hosts, csr=text, node=node)
     proof = {"signature": sign_text(key, made.payload)}
@@ -224,7 +225,7 @@ def install(kit: Path, file: Path) -> dict[str, Any]:
     whose = Identity.of(certificate)
     if whose == identity:
         return _install_own(keys, signed, certificate, where)
-    if identity.role == "superlink" and whose.role == "site" and whose.federation == identity.federation:
+    if ROLES[identity.role].has_gate and ROLES[whose.role].has_node and whose.federation == identity.federation:
         return _install_node(kit, whose, signed, where)
     raise LaunchError(f"{where}: is for {whose.uri}, and this kit is of {identity.uri}; install it there")
 

@@ -5,18 +5,27 @@ from __future__ import annotations
 import fcntl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from fl_privacy.config import NAME, Address, Federation, Model, ServerRoute, ShardsRoute, ShufflerRoute
+from fl_privacy.config import NAME, Address, Federation, Model
+from fl_privacy.deploy.parties import parties
+from fl_privacy.deploy.place import Place
 from fl_privacy.errors import ConfigError
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.reading import mapping, text_of, validated
+from fl_privacy.roles import ROLES, Role
+from fl_privacy.transcript.recorder import RUN
 
 PAGE = "docs/deploying.md"
-Role = Literal["superlink", "server", "shuffler", "aggregator", "evaluator", "site"]
+
+
+def _known(role: str) -> str:
+    if role not in ROLES:
+        raise ValueError(f"unknown role; use one of {', '.join(ROLES)}")
+    return role
 
 
 class Kit(Model):
@@ -25,7 +34,7 @@ class Kit(Model):
     version: Literal[1] = 1
     federation: str = Field(pattern=NAME)
     digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the federation that the kit was made for")
-    role: Role
+    role: Annotated[str, AfterValidator(_known)]
     name: str = Field(pattern=NAME)
     listen: Address | None = Field(None, description="where a listening role listens")
     hosts: tuple[str, ...] = Field((), description="names and addresses that its certificate is for")
@@ -61,9 +70,13 @@ class Folder:
                 f"kit {path}: is for another federation, or another version of it, than its federation.yaml "
                 f"({federation.name!r}); take both from the same fl-privacy provision"
             )
-        if kit.role == "site":
+        if ROLES[kit.role].has_node:
             federation.site(kit.name)
         return cls(path, kit, federation)
+
+    @property
+    def role(self) -> Role:
+        return ROLES[self.kit.role]
 
     @property
     def identity(self) -> Identity:
@@ -108,19 +121,34 @@ class Folder:
         return None if path is None else self.path / path
 
     @property
-    def index(self) -> int:
-        """Which aggregator this is."""
-        return int(self.kit.name.rpartition("-")[2])
-
-    @property
     def idle(self) -> bool:
         """Whether the federation's route has no use for this role."""
-        route = self.federation.route
-        users = {"shuffler": ShufflerRoute, "aggregator": ShardsRoute, "evaluator": ShardsRoute}
-        if self.kit.role not in users:
-            return False
-        return not isinstance(route, users[self.kit.role]) or (
-            self.kit.role == "aggregator" and isinstance(route, ShardsRoute) and self.index >= route.aggregators
+        return (self.kit.role, self.kit.name) not in parties(self.federation)
+
+    @property
+    def place(self) -> Place:
+        """Where this party lives on its machine."""
+        kit, records = self.kit, self.path / self.role.records / RUN
+        return Place(
+            role=self.role,
+            name=kit.name,
+            federation=self.own_federation,
+            config=self.run / "federation.yaml",
+            keys=self.keys,
+            state=self.state,
+            run=self.run,
+            node=self.node_key.parent,
+            gated=True,
+            listen=kit.listen,
+            superlink=kit.superlink,
+            middleware=kit.middleware,
+            evaluator=kit.evaluator,
+            data=self.at(kit.data),
+            records=records if self.federation.audit and self.role.records else None,
+            secret=self.path / "secret",
+            metrics=kit.metrics,
+            events=self.logs / "events.jsonl",
+            proxy=kit.proxy,
         )
 
     @property
@@ -130,40 +158,10 @@ class Folder:
         own = {"device": kit.device, "data": self.at(kit.data), "policy": self.at(kit.policy)}
         given = {key: value for key, value in own.items() if value is not None}
         sites = tuple(
-            site.model_copy(update=given) if kit.role == "site" and site.name == kit.name else site
+            site.model_copy(update=given) if self.role.has_node and site.name == kit.name else site
             for site in self.federation.sites
         )
         return self.federation.model_copy(update={"sites": sites})
-
-
-def parties(federation: Federation) -> list[tuple[Role, str]]:
-    """Every role and name that a federation's route takes, sites last."""
-    found: list[tuple[Role, str]] = [("superlink", "superlink"), ("server", "server")]
-    if isinstance(federation.route, ShufflerRoute):
-        found.append(("shuffler", "shuffler"))
-    if isinstance(federation.route, ShardsRoute):
-        found += [("aggregator", f"aggregator-{k}") for k in range(federation.route.aggregators)]
-        found.append(("evaluator", "evaluator"))
-    return found + [("site", name) for name in federation.site_names]
-
-
-def observers(federation: Federation) -> dict[str, str]:
-    """Whose views a run will have, and where in its folder."""
-    names = ["server"]
-    if federation.audit:
-        names += [name for role, name in parties(federation) if role in ("shuffler", "aggregator")]
-    return {name: f"views/{name}" for name in names}
-
-
-def middleware_of(federation: Federation) -> tuple[Address, ...]:
-    """Where the sites and the server find the middleware."""
-    hosts = federation.hosts
-    if hosts is None or isinstance(federation.route, ServerRoute):
-        return ()
-    if isinstance(federation.route, ShufflerRoute):
-        assert hosts.shuffler is not None
-        return (hosts.shuffler,)
-    return hosts.aggregators
 
 
 def read_kit(path: Path, device: str | None = None) -> Kit:

@@ -154,12 +154,12 @@ def unit(folder: Folder) -> str:
         writes=" ".join([f"{HOME}/{kit.name}", *(str(path) for path, writes in _outside(folder) if writes)]),
     )
     facts = {"role": kit.role, "name": kit.name, "federation": kit.federation, "common": common}
-    return (TRAIN_UNIT if kit.role == "server" else UNIT).format(**facts, home=HOME, program=PROGRAM)
+    return (TRAIN_UNIT if folder.role.starts_runs else UNIT).format(**facts, home=HOME, program=PROGRAM)
 
 
 def compose(folder: Folder) -> str:
-    kit, runs = folder.kit, folder.kit.role == "server"
-    device = folder.own_federation.site(kit.name).device if kit.role == "site" else "cpu"
+    kit, runs = folder.kit, folder.role.starts_runs
+    device = folder.own_federation.site(kit.name).device if folder.role.has_node else "cpu"
     made = {**services.COMMON, "image": f"fl-privacy:${{TORCH:-{'cpu' if device == 'cpu' else 'cuda'}}}"}
     made["command"] = ["train" if runs else "serve", "/kit"]
     made["volumes"] = ["./:/kit", *(_mount(path, writes) for path, writes in _outside(folder))]
@@ -174,12 +174,13 @@ def compose(folder: Folder) -> str:
 
 def _outside(folder: Folder) -> list[tuple[Path, bool]]:
     """Absolute paths that a role needs besides its kit, and whether it writes there; relative ones are in the kit."""
-    kit, found = folder.kit, list[tuple[Path | None, bool]]()
-    if kit.role == "site":
+    kit, role = folder.kit, folder.role
+    found: list[tuple[Path | None, bool]] = [(kit.data if role.data else None, False)]
+    if role.has_node:
         site = folder.own_federation.site(kit.name)
         found = [(kit.data or site.data, False), (kit.policy or site.policy, False)]
-    if kit.role in ("server", "evaluator"):
-        found = [(kit.data, False), (kit.runs if kit.role == "server" else None, True)]
+    if role.starts_runs:
+        found.append((kit.runs, True))
     return [(path, writes) for path, writes in found if path is not None and path.is_absolute()]
 
 

@@ -6,13 +6,15 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_privacy.config import Address, Federation, Hosts, ShardsRoute
+from fl_privacy.config import Address, Federation, Hosts
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.kits import kit_files
-from fl_privacy.deploy.kits.kit import Folder, Kit, Role, middleware_of, parties, read_kit, write_kit
+from fl_privacy.deploy.kits.kit import Folder, Kit, read_kit, write_kit
+from fl_privacy.deploy.parties import address_of, dialled, parties
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import Authority, install_crl, write_secret
+from fl_privacy.roles import ROLES
 
 EVERYWHERE, EVERYWHERE_6 = "0.0.0.0", "[::]"
 METRICS = "127.0.0.1:9464"
@@ -34,7 +36,7 @@ def provision(
     authority: Authority | None = None,
     sign: bool = False,
     choices: Choices | None = None,
-    roles: list[tuple[Role, str]] | None = None,
+    roles: list[tuple[str, str]] | None = None,
 ) -> list[Path]:
     """Write the kits; those that are there keep their keys, their state and their secret.
 
@@ -48,7 +50,7 @@ def provision(
     chosen, made = choices or Choices(), []
     try:
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
-        secret = _shared_secret(out)
+        secret = _shared_secret(out, wanted)
         revoked = None if authority is None else authority.revocations()
         for _, name in wanted:
             _check_trust(out / name, authority)
@@ -56,7 +58,7 @@ def provision(
             folder = out / name
             kit = _with_own(folder, _kit(federation, federation.hosts, role, name, chosen))
             _write(folder, kit, federation)
-            if role in ("superlink", "server"):
+            if ROLES[role].secret:
                 write_secret(folder / "secret", secret)
             if authority is not None:
                 (folder / "keys" / "ca.pem").write_bytes(authority.pem)
@@ -72,10 +74,10 @@ def provision(
     return made
 
 
-def _kit(federation: Federation, hosts: Hosts, role: Role, name: str, choices: Choices) -> Kit:
-    address = _address(hosts, role, name)
-    dials = role in ("site", "server")
-    holds_data = role in ("site", "server", "evaluator")
+def _kit(federation: Federation, hosts: Hosts, role: str, name: str, choices: Choices) -> Kit:
+    known = ROLES[role]
+    address = address_of(hosts, role, name) if known.listens else None
+    superlink, evaluator = (dialled(federation, known, serving) for serving in ("superlink", "evaluator"))
     return Kit(
         federation=federation.name,
         digest=federation.digest,
@@ -83,11 +85,11 @@ def _kit(federation: Federation, hosts: Hosts, role: Role, name: str, choices: C
         name=name,
         listen=_listen(address) if address else None,
         hosts=(address.rpartition(":")[0].strip("[]"),) if address else (),
-        superlink=hosts.superlink if dials else None,
-        middleware=middleware_of(federation) if dials or role == "evaluator" else (),
-        evaluator=hosts.evaluator if role == "server" and isinstance(federation.route, ShardsRoute) else None,
+        superlink=next(iter(superlink), None),
+        middleware=dialled(federation, known, "middleware"),
+        evaluator=next(iter(evaluator), None),
         metrics=choices.metrics,
-        data=choices.data if holds_data else None,
+        data=choices.data if known.data else None,
         runs=choices.runs,
     )
 
@@ -114,13 +116,6 @@ def _with_own(folder: Path, kit: Kit) -> Kit:
     return kit.model_copy(update={**own, "metrics": old.metrics})  # none at all is a choice too
 
 
-def _address(hosts: Hosts, role: Role, name: str) -> Address | None:
-    if role == "aggregator":
-        index = int(name.rpartition("-")[2])
-        return hosts.aggregators[index] if index < len(hosts.aggregators) else None
-    return {"superlink": hosts.superlink, "shuffler": hosts.shuffler, "evaluator": hosts.evaluator}.get(role)
-
-
 def _write(folder: Path, kit: Kit, federation: Federation) -> None:
     for made in (folder, folder / "keys", folder / "state", folder / "logs"):
         made.mkdir(exist_ok=True, mode=0o700)
@@ -130,11 +125,11 @@ def _write(folder: Path, kit: Kit, federation: Federation) -> None:
     kit_files.write(Folder(folder, kit, federation))
 
 
-def _shared_secret(out: Path) -> bytes:
+def _shared_secret(out: Path, wanted: list[tuple[str, str]]) -> bytes:
     """SuperExec's, the same for the SuperLink and the server; a second provisioning keeps it."""
-    for name in ("superlink", "server"):
-        if (out / name / "secret").exists():
-            return (out / name / "secret").read_bytes()
+    for file in (out / name / "secret" for role, name in wanted if ROLES[role].secret):
+        if file.exists():
+            return file.read_bytes()
     return secrets.token_hex(32).encode()
 
 
@@ -147,7 +142,7 @@ def _check_trust(folder: Path, authority: Authority | None) -> None:
 
 def _sign(folder: Folder, authority: Authority) -> None:
     authority.keep(folder.identity, folder.keys.folder, folder.kit.hosts)
-    if folder.kit.role == "site" and not folder.node_key.exists():
+    if folder.role.has_node and not folder.node_key.exists():
         folder.node_key.parent.mkdir(exist_ok=True, mode=0o700)
         (folder.node_key.parent / "node.pub").write_bytes(flower.node_key(folder.node_key))
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from fl_privacy.deploy import flower, roles
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.commands import LOOPBACK, START, Ports, Process, environment, processes
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.members import Members
 from fl_privacy.deploy.processes import Fleet
@@ -60,7 +61,7 @@ def _locked(lock: IO[str]) -> bool:
 class Watched:
     """A process of the role, and how it has been doing."""
 
-    process: roles.Process
+    process: Process
     born: float = 0.0
     pause: float = FIRST_PAUSE
     due: float | None = None
@@ -96,14 +97,12 @@ class Supervisor:
             one.up = self._answers(one)
             if one.up:
                 self.log("up", process=one.process.name)
-            elif now - one.born > roles.START:
-                raise LaunchError(
-                    f"{one.process.name} is not up after {roles.START:g} s: {child.tail()} (log: {child.log})"
-                )
+            elif now - one.born > START:
+                raise LaunchError(f"{one.process.name} is not up after {START:g} s: {child.tail()} (log: {child.log})")
 
     def _start(self, one: Watched, now: float) -> None:
         process = one.process
-        env = {**roles.environment(self.folder), **process.env}
+        env = {**environment(self.folder.place), **process.env}
         child = self.fleet.start(process.name, process.command, env, process.confined)
         one.born, one.due, one.up, one.tail = now, None, False, Tail(child.log)
 
@@ -128,10 +127,10 @@ class Supervisor:
         """All are up, and whatever this role is dialled by takes a connection."""
         if not all(one.up for one in self.watched):
             return False
-        listen = self.folder.kit.listen
-        if self.folder.kit.role == "site":
-            return is_socket(self.folder.run / "worker")
-        return listen is None or self.folder.idle or reachable(listen)
+        place = self.folder.place
+        if place.role.has_node:
+            return is_socket(place.socket)
+        return place.listen is None or self.folder.idle or reachable(place.listen)
 
 
 def check_own(folder: Folder) -> None:
@@ -150,12 +149,12 @@ def serve(folder: Folder, until: Path | None = None) -> None:
     """Run the role until SIGTERM, or until the file `until` is there."""
     check_own(folder)
     with alone(folder):
-        clean(folder)
+        prepare(folder)
         log = Log(folder.kit.name, events=folder.logs / "events.jsonl")
         stopping = _stop_on_signals()
         fleet = Fleet(folder.logs, folder.run / "pids.json")
-        ports = roles.Ports.free()
-        watched = [] if folder.idle else [Watched(p) for p in roles.processes(folder, ports)]
+        ports = Ports.free()
+        watched = [] if folder.idle else [Watched(p) for p in processes(folder.place, ports)]
         supervisor = Supervisor(folder, fleet, log, watched)
         log("standby" if folder.idle else "starting", route=folder.federation.route.kind)
         beat, members = 0.0, _members(folder, ports, log)
@@ -178,12 +177,12 @@ def serve(folder: Folder, until: Path | None = None) -> None:
             log("stopped")
 
 
-def _members(folder: Folder, ports: roles.Ports, log: Log) -> Members | None:
-    if folder.kit.role != "superlink":
+def _members(folder: Folder, ports: Ports, log: Log) -> Members | None:
+    if not folder.role.has_gate:
         return None
     (folder.path / "nodes").mkdir(exist_ok=True)
     authority = LocalKeys.open(folder.state, "superlink").certificate
-    return Members(flower.Control(f"{roles.LOOPBACK}:{ports.superlink}", authority), folder.path / "nodes", log)
+    return Members(flower.Control(f"{LOOPBACK}:{ports.superlink}", authority), folder.path / "nodes", log)
 
 
 def reachable(address: str) -> bool:
@@ -204,14 +203,15 @@ def is_socket(path: Path) -> bool:
         return False
 
 
-def clean(folder: Folder) -> None:
-    """What a killed predecessor left: everything in `run/` but the lock."""
+def prepare(folder: Folder) -> None:
+    """The kit's folders, without what a killed predecessor left in `run/`, and the config with the site's own terms."""
     for path in folder.run.iterdir():
         if path.name != "lock":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for made in (folder.state, folder.logs):
         made.mkdir(exist_ok=True, mode=0o700)
     os.chmod(folder.run, 0o700)
+    folder.place.config.write_text(folder.own_federation.to_yaml())
 
 
 def _stop_on_signals() -> Callable[[], bool]:

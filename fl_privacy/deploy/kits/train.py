@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fl_privacy.deploy import flower, roles
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.commands import LOOPBACK, START, Ports, processes
 from fl_privacy.deploy.engines.follow import Result, follow
-from fl_privacy.deploy.engines.ground import new_run_name
 from fl_privacy.deploy.flower import Unanswered
-from fl_privacy.deploy.kits.kit import Folder, observers
-from fl_privacy.deploy.kits.serve import Supervisor, Watched, alone, check_own, clean
-from fl_privacy.deploy.plan import ServerPlan
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.serve import Supervisor, Watched, alone, check_own, prepare
+from fl_privacy.deploy.plan import ServerPlan, new_run_name
 from fl_privacy.deploy.preflight.checks import disk
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import ConfigError, LaunchError
@@ -35,13 +35,13 @@ def train(
     watch: Callable[[Path], None] = lambda run_dir: None,
 ) -> Result:
     """Go on with the run that was broken off, or start one; follow it to its end."""
-    if folder.kit.role != "server":
+    if not folder.role.starts_runs:
         raise ConfigError(f"kit {folder.path}: is a {folder.kit.role}'s; runs are started from the server's kit")
     check_own(folder)
     if not (folder.path / "secret").is_file():
         raise LaunchError(f"kit {folder.path}: secret is missing; copy it from the superlink's kit")
     with alone(folder):
-        clean(folder)
+        prepare(folder)
         return _train(folder, _run_name(folder, anew, name), watch)
 
 
@@ -64,8 +64,8 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
         raise LaunchError(f"disk: {room.detail}; {room.fix}")
     began, run_dir = time.monotonic(), runs / run
     fleet = Fleet(run_dir / "logs", folder.run / "pids.json")
-    ports = roles.Ports.free()
-    supervisor = Supervisor(folder, fleet, Log("server"), [Watched(p) for p in roles.processes(folder, ports)])
+    ports = Ports.free()
+    supervisor = Supervisor(folder, fleet, Log("server"), [Watched(p) for p in processes(folder.place, ports)])
     control = None
 
     def check() -> None:
@@ -78,14 +78,14 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
 
     try:
         write_public(anchor(run_dir), folder.keys.authority_file.read_bytes())
-        _write_plan(folder, run, run_dir, fleet)
-        until = time.monotonic() + roles.START
+        ServerPlan.of(folder.place, run_dir, fleet.log("server")).write(folder.run)
+        until = time.monotonic() + START
         while not all(one.up for one in supervisor.watched):
             check()
             if time.monotonic() > until:
-                raise LaunchError(f"server: its processes are not up after {roles.START:g} s; see {run_dir / 'logs'}")
+                raise LaunchError(f"server: its processes are not up after {START:g} s; see {run_dir / 'logs'}")
             time.sleep(POLL)
-        control = flower.Control(f"{roles.LOOPBACK}:{ports.relay}", folder.run / "relay.pem")
+        control = flower.Control(f"{LOOPBACK}:{ports.relay}", folder.run / "relay.pem")
         supervisor.log("reaching", superlink=folder.kit.superlink)
         try:
             control.wait(check, REACH)
@@ -107,24 +107,6 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     if end[0] == "completed":
         (folder.state / "unfinished").unlink(missing_ok=True)
     return Result.of(run_dir, end, time.monotonic() - began, [])
-
-
-def _write_plan(folder: Folder, run: str, run_dir: Path, fleet: Fleet) -> None:
-    """What the ServerApp finds through the run config's `home`."""
-    plan = ServerPlan(
-        run=run,
-        run_dir=run_dir,
-        config=folder.path / "federation.yaml",
-        keys=folder.keys.folder,
-        log=fleet.log("server"),
-        middleware=list(folder.kit.middleware),
-        evaluator=folder.kit.evaluator,
-        data_dir=folder.at(folder.kit.data),
-        observers=observers(folder.federation),
-        metrics=folder.kit.metrics,
-        events=folder.logs / "events.jsonl",
-    )
-    (folder.run / "server.json").write_text(plan.model_dump_json(indent=2))
 
 
 def export(result: Result, target: Path) -> bool:

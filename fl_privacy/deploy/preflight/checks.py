@@ -13,13 +13,13 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation
 from fl_privacy.deploy.preflight.finding import Check
 from fl_privacy.deploy.preflight.reach import peer
 from fl_privacy.errors import FederationError
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.tasks.catalog import CATALOG
-from fl_privacy.theory.cost import FLOAT
 
 FLOWER = "1.41.0"
 SPARE_DISK = 200 * 2**20
@@ -67,7 +67,9 @@ def transcript_bytes(federation: Federation) -> int:
     """A model and a cohort of updates a round, and what the logs may take."""
     from fl_privacy.tasks.workload import layout_of
 
-    return SPARE_DISK + federation.rounds * FLOAT * layout_of(federation).size * (federation.cohort + 1)
+    parameters = layout_of(federation).size
+    a_round = FLOAT32.nbytes(parameters) + federation.cohort * federation.coding.nbytes(parameters)
+    return SPARE_DISK + federation.rounds * a_round
 
 
 def data(federation: Federation, data_dir: Path | None) -> Check:

@@ -59,7 +59,7 @@ def run(folder: Folder, reach: bool = True) -> list[Check]:
     if reach:
         if kit.superlink:
             there.append((kit.superlink, lambda: _gate(folder)))
-        elif kit.role != "superlink" and folder.federation.hosts:
+        elif not folder.role.has_gate and folder.federation.hosts:
             asked.append(_Asked("clock", lambda: _clock(_date(folder)), []))
         there += [(address, lambda address=address: [_peer(folder, address)]) for address in _dialled(folder)]  # type: ignore[misc]
     asked += [_Asked(*test) for test in there]
@@ -91,7 +91,7 @@ class _Asked:
 
 
 def _room(folder: Folder) -> Check:
-    where = folder.path / folder.kit.runs if folder.kit.role == "server" else folder.state
+    where = folder.path / folder.kit.runs if folder.role.starts_runs else folder.state
     found = checks.disk(where)
     return found if found.ok else Check("disk", False, found.detail, "make room, or move the kit to a larger disk")
 
@@ -213,10 +213,8 @@ def _data(folder: Folder) -> list[Check]:
     from fl_privacy.tasks import files
 
     dataset = folder.federation.task.dataset
-    if folder.kit.role not in ("site", "server", "evaluator") or not CATALOG[dataset].needs_data:
-        return []
-    if folder.kit.role == "server" and folder.kit.evaluator:
-        return []
+    if not folder.role.data or folder.kit.evaluator or not CATALOG[dataset].needs_data:
+        return []  # who has an evaluator to dial leaves the data to it
     fix = "set `data` in kit.yaml to the folder that holds the data set"
     try:
         where = files.folder(folder.at(folder.kit.data), dataset) / dataset
@@ -229,7 +227,7 @@ def _data(folder: Folder) -> list[Check]:
 
 def _device(folder: Folder) -> list[Check]:
     """By the driver's device files: loading torch alone would take as long as all other checks."""
-    if folder.kit.role != "site":
+    if not folder.role.has_node:
         return []
     device = folder.own_federation.site(folder.kit.name).device
     if device == "cpu":
@@ -245,7 +243,7 @@ def _device(folder: Folder) -> list[Check]:
 
 
 def _site(folder: Folder) -> list[Check]:
-    if folder.kit.role != "site":
+    if not folder.role.has_node:
         return []
     found = []
     socket_path = str(folder.run / "worker")
@@ -254,7 +252,7 @@ def _site(folder: Folder) -> list[Check]:
     found += _node(folder)
     policy = folder.at(folder.kit.policy)
     if policy is not None:
-        from fl_privacy.dp.policy import Policy
+        from fl_privacy.config.policy import Policy
 
         try:
             Policy.load(policy).check(folder.federation, folder.kit.name)

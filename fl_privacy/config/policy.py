@@ -1,4 +1,4 @@
-"""A site's own policy: what its worker will do, whatever a federation's config or a server's ticket says."""
+"""A site's own policy, which binds its worker regardless of the federation's config or the server's tickets."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fl_privacy.config import Federation, NoPrivatise
-from fl_privacy.dp import gaussian, ldp, sampled
+from fl_privacy.config.federation import Federation
+from fl_privacy.dp import gaussian
 from fl_privacy.dp.ledger import Ledger
 from fl_privacy.errors import ConfigError, FederationError
 
-UNITS = {"ldp": ldp.UNIT, "dpsgd": sampled.UNIT}
-
 
 class PolicyError(FederationError):
-    """The site's policy forbids it: nothing is spent and nothing is sent."""
+    """The site's policy forbids it. Nothing is spent or sent."""
 
 
 class Policy(BaseModel):
-    """Read from a file on the site's own disk. A key that is missing allows nothing beyond its default."""
+    """Read from a file on the site's own disk. A missing key allows nothing beyond its default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    epsilon_per_round: float = Field(gt=0, description="largest budget of one round")
+    epsilon_per_round: float = Field(gt=0, description="largest budget for one round")
     epsilon: float = Field(gt=0, description="largest budget over all rounds of all runs")
     delta: float = Field(1e-5, gt=0, lt=1)
     routes: tuple[str, ...] = ("shuffler", "shards")
     tasks: tuple[str, ...] = Field(description="data sets that may be trained on")
     noise: bool = Field(True, description="whether updates must be privatised")
-    audit: bool = Field(False, description="whether clean updates may be written down, for attacks to be scored")
-    units: tuple[str, ...] = Field(("site",), description="what must be protected: the whole site, or single records")
+    audit: bool = Field(False, description="whether clean updates may be recorded, to score attacks")
+    units: tuple[str, ...] = Field(("site",), description="allowed units: the whole site, or single records")
 
     @classmethod
     def load(cls, path: Path) -> Policy:
@@ -45,7 +43,7 @@ class Policy(BaseModel):
             raise ConfigError(f"policy {path}: {field}: {first['msg']}; correct it") from None
 
     def check(self, federation: Federation, site: str) -> None:
-        """Refuse a federation that asks for more than this policy allows."""
+        """Raise if a federation asks for more than this policy allows."""
         config = federation.site(site)
         if federation.route.kind not in self.routes:
             raise PolicyError(
@@ -56,28 +54,28 @@ class Policy(BaseModel):
                 f"policy: task {federation.task.dataset!r} is not allowed here; allowed: {', '.join(self.tasks)}"
             )
         if federation.reproducible and self.noise:
-            raise PolicyError("policy: a reproducible run is not private, and this site demands noise")
+            raise PolicyError("policy: a reproducible run is not private, and this site requires noise")
         if federation.audit and not self.audit:
-            raise PolicyError("policy: audit is not allowed here, for it writes updates down without noise; use false")
-        if federation.privatise.kind == "none":
+            raise PolicyError("policy: audit is not allowed here, because it records updates without noise; use false")
+        unit = federation.unit
+        if unit is None:
             if self.noise:
-                raise PolicyError("policy: updates must be privatised here, and privatise.kind is none")
+                raise PolicyError("policy: updates must be privatised here, but privatise.kind is none")
             return
-        unit = UNITS[federation.privatise.kind]
         if unit not in self.units:
             raise PolicyError(
                 f"policy: {federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
             )
         if config.epsilon is None or config.epsilon > self.epsilon_per_round:
             raise PolicyError(
-                f"policy: epsilon {config.epsilon} a round is more than the {self.epsilon_per_round:g} allowed here"
+                f"policy: epsilon {config.epsilon} per round is more than the {self.epsilon_per_round:g} allowed here"
             )
 
 
 def open_ledger(federation: Federation, site: str, state: Path) -> Ledger:
-    """The ledger in a site's own folder, with the budget of its policy; without a policy it only keeps account."""
-    config, terms = federation.site(site), federation.privatise
-    assert not isinstance(terms, NoPrivatise)
+    """The ledger in a site's own folder, with the budget of its policy; without a policy it only records."""
+    config, usual = federation.site(site), federation.privatise.at_delta
+    assert usual is not None  # a federation without budgets has no ledgers
     policy = Policy.load(config.policy) if config.policy else None
-    epsilon, delta = (policy.epsilon, policy.delta) if policy else (gaussian.LARGEST_EPSILON, terms.delta)
+    epsilon, delta = (policy.epsilon, policy.delta) if policy else (gaussian.LARGEST_EPSILON, usual)
     return Ledger(state / "ledger.jsonl", epsilon, delta, site)

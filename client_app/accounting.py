@@ -1,0 +1,66 @@
+"""What a site may spend, and what it has spent: its policy and its ledger. Both are its own, and fail closed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.config import Federation
+from fl_privacy.config.policy import Policy, open_ledger
+from fl_privacy.dp.gaussian import LARGEST_EPSILON
+from fl_privacy.dp.ledger import Charge, Ledger, LedgerError
+from fl_privacy.errors import LaunchError
+from fl_privacy.ops.metrics import Metrics
+from fl_privacy.steps.base import At
+
+from .outbox import name_of
+
+
+def policy_of(federation: Federation, site: str) -> dict[str, Any]:
+    """The policy that a site works under, for its log: the file's digest and every limit in it."""
+    path = federation.site(site).policy
+    if path is None:
+        return {"sha256": None, "reason": "no policy file: only the federation's config applies, without a budget"}
+    limits = Policy.load(path).model_dump()
+    return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "file": str(path), **limits}
+
+
+class Account:
+    """One site's budget. Without a charge nothing is ever refused."""
+
+    def __init__(self, federation: Federation, site: str, state: Path | None, charge: Charge | None) -> None:
+        config = federation.site(site)
+        if config.policy:
+            Policy.load(config.policy).check(federation, site)
+        self._charge = charge
+        self._ledger: Ledger | None = None
+        if charge is None:
+            return
+        if state is None:
+            raise LaunchError("state: a site that privatises needs a folder for its ledger; give --state")
+        self._ledger = open_ledger(federation, site, state)
+
+    def check(self, at: At) -> None:
+        """Refuse an attempt that would overspend, before the work and not after it."""
+        if self._ledger is None or self._charge is None:
+            return
+        if self._ledger.holds(name_of(at)):
+            raise LedgerError("ledger: this attempt was charged and its bytes are lost; it cannot be sent again")
+        self._ledger.check(self._charge)
+
+    def charge(self, at: At) -> bool | None:
+        """Charge an attempt, durably; False if it was charged before, None where nothing is."""
+        if self._ledger is None or self._charge is None:
+            return None
+        return self._ledger.charge(name_of(at), self._charge)
+
+    def budget(self, metrics: Metrics) -> dict[str, float | None]:
+        """Epsilon spent over all runs, and what the policy leaves; None where it sets no limit."""
+        if self._ledger is None:
+            return {}
+        spent, limited = self._ledger.spent(), self._ledger.epsilon < LARGEST_EPSILON
+        left = max(0.0, self._ledger.epsilon - spent) if limited else None
+        metrics.budget(spent, math.inf if left is None else left)
+        return {"spent": spent, "left": left, "delta": self._ledger.delta}

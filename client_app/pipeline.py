@@ -1,0 +1,42 @@
+"""The steps of one site at work, with their state on its disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fl_privacy.coding import Payload
+from fl_privacy.round.checkpoints import Checkpoints
+from fl_privacy.steps.base import SLOTS, At, Guard, Seat
+from fl_privacy.vector import Vector
+
+
+class Pipeline:
+    """privatise, permute, compress, encode: in this order for what leaves, in reverse for what arrives."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.guard: Guard = seat.federation.privatise.start(seat)
+        rest = [step.start(seat) for step in seat.federation.steps[1:]]
+        self._steps, self._state = [self.guard, *rest], seat.state
+
+    def inward(self, model: Vector, at: At) -> Vector:
+        """The model as this site trains it. The steps continue from the last round that this site took part in."""
+        for slot, step in zip(SLOTS, self._steps, strict=True):
+            saved = self._saved(slot, at)
+            before = [round for round in saved.rounds() if round < at.round] if saved else []
+            step.restore(saved.load(before[-1]) if saved and before else {})
+        for step in reversed(self._steps):
+            model = step.inward(model, at)
+        return model
+
+    def outward(self, update: Vector, at: At) -> Payload:
+        """The update as it travels; what the steps must remember is on disk when this returns."""
+        payload: Payload = update
+        for slot, step in zip(SLOTS, self._steps, strict=True):
+            payload = step.outward(payload, at)
+            saved, state = self._saved(slot, at), step.state()
+            if saved is not None and state:
+                saved.save(at.round, state)
+        return payload
+
+    def _saved(self, slot: str, at: At) -> Checkpoints | None:
+        return Checkpoints(self._state / "steps" / at.run / slot) if isinstance(self._state, Path) else None

@@ -1,0 +1,143 @@
+"""What every engine on this machine prepares first: folders, certificates, config copies, middleware processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fl_privacy.config import Address, Federation
+from fl_privacy.deploy.commands import Ports, Process, environment, processes
+from fl_privacy.deploy.parties import parties
+from fl_privacy.deploy.place import Place
+from fl_privacy.deploy.plan import ServerPlan
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.errors import LaunchError
+from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.pki import Authority
+from fl_privacy.roles import ROLES
+from fl_privacy.transcript.recorder import RUN
+
+HOSTS = ("127.0.0.1", "localhost")
+ANY_PORT = "127.0.0.1:0"
+START = 90.0
+# Files of this user are out of reach for root without capabilities, which is how SuperNodes run here.
+PRIVATE_UID = 61183
+
+
+@dataclass
+class Workspace:
+    """One run on this machine: the transcript in `run_dir`, everything secret under `home/private`."""
+
+    federation: Federation
+    run: str
+    runs_dir: Path
+    data_dir: Path | None
+    fleet: Fleet = field(init=False)
+    addresses: dict[str, list[Address]] = field(default_factory=lambda: defaultdict(list))  # by what they serve as
+
+    def __post_init__(self) -> None:
+        self.run_dir = self.runs_dir / self.run
+        self.home = self.runs_dir / ".state" / self.run
+        self.private = self.home / "private"
+        self.config = self.private / "federation.yaml"
+        # Not of one run: a budget is spent over all runs that a site takes part in.
+        self.sites = self.runs_dir / "sites" / self.federation.name
+        self.fleet = Fleet(self.run_dir / "logs", self.home / "pids.json")
+        # Unix socket paths are short, Ray's take most of them, and a runs or temporary folder may lie deep.
+        self.sockets = Path(tempfile.mkdtemp(prefix="flp-", dir="/tmp" if os.access("/tmp", os.W_OK) else None))
+        self.sockets.chmod(0o711)
+
+    @property
+    def middleware(self) -> list[Address]:
+        return self.addresses["middleware"]
+
+    def prepare(self) -> None:
+        """Folders, config and a certificate for every party; on a resumed run they are there already."""
+        try:
+            self.private.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.private.chmod(0o700)
+            self.config.write_text(self.federation.to_yaml())
+            pki = self.runs_dir / "pki"
+            authority = Authority.open(pki)
+            for role, name in parties(self.federation):
+                place = self.place(role, name)
+                place.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+                hosts = HOSTS if place.role.listens else ()
+                authority.keep(Identity(self.federation.name, role, name), place.keys.folder, hosts)
+        except OSError as error:
+            raise LaunchError(
+                f"runs-dir {self.runs_dir}: {error.strerror or error}; choose another --runs-dir"
+            ) from None
+        if os.geteuid() == 0:
+            for folder in (self.private, pki, self.sites):
+                _give(folder, PRIVATE_UID)
+
+    def keys(self, role: str, name: str) -> Keyring:
+        return Keyring(self.private / (f"sites/{name}" if ROLES[role].has_node else name))
+
+    def place(self, role: str, name: str) -> Place:
+        """Where a party lives on this machine; it dials whom has been started so far."""
+        known = ROLES[role]
+        dialled = {serving: self.addresses[serving] for serving in known.dials}
+        return Place(
+            role=known,
+            name=name,
+            federation=self.federation,
+            config=self.config,
+            keys=self.keys(role, name),
+            state=self.sites / name if known.has_node else self.private / name / "state",
+            run=self.sockets / name,
+            node=self.home / "nodes" / name,
+            gated=False,
+            listen=ANY_PORT,
+            superlink=next(iter(dialled.get("superlink", ())), None),
+            middleware=tuple(dialled.get("middleware", ())),
+            evaluator=next(iter(dialled.get("evaluator", ())), None),
+            data=self.data_dir,
+            records=self.runs_dir / RUN / known.records / name if self.federation.audit else None,
+        )
+
+    def start(self, place: Place, own: Iterable[Process]) -> None:
+        """Start processes of a party, named after it unless they bear its name."""
+        place.run.mkdir(exist_ok=True, mode=0o711)
+        for process in own:
+            name = process.name if process.name == place.name else f"{process.name}-{place.name}"
+            self.fleet.start(name, process.command, {**environment(place), **process.env}, process.confined)
+
+    def start_middleware(self) -> None:
+        """The route's processes, each on a free port of its own choosing; those that dial others come after them."""
+        found = self.federation.route.parties()
+        for dials in (False, True):
+            wave = [(role, name) for role, name in found if bool(ROLES[role].dials) is dials]
+            for role, name in wave:
+                place = self.place(role, name)
+                self.start(place, processes(place, Ports.free()))
+            for role, name in wave:
+                address = str(self.fleet.wait_for(name, "listening", START)["address"])
+                self.addresses[ROLES[role].serves].append(address)
+
+    def write_server_plan(self, invite_every_round: bool = False) -> None:
+        """What the ServerApp finds through the run config's `home`."""
+        log = self.fleet.log("server")
+        ServerPlan.of(self.place("server", "server"), self.run_dir, log, invite_every_round).write(self.private)
+
+    def clear(self) -> None:
+        """Stop everything, in Flower's order: SuperNodes before the SuperLink."""
+        try:
+            self.fleet.stop("supernode")
+            self.fleet.stop("superlink")
+            self.fleet.stop()
+        finally:
+            shutil.rmtree(self.sockets, ignore_errors=True)
+
+
+def _give(folder: Path, uid: int) -> None:
+    folder.chmod(0o700)
+    os.chown(folder, uid, -1)
+    for path in folder.rglob("*"):
+        os.chown(path, uid, -1, follow_symlinks=False)

@@ -1,0 +1,130 @@
+"""Every kind of process in a federation, in one table: how it starts, whom it serves, what it keeps, sees and may ask.
+
+Engines, kits, compose files, preflight, certificates, metrics and the transcript read this table: a new kind of
+process is one entry. Nobody else tests a role's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SITES, CORE = "sites", "core"  # the two networks of a federation in containers
+
+
+@dataclass(frozen=True)
+class Role:
+    """One kind of process. `options` and `flower` are names that fl_privacy/deploy/commands.py turns into commands."""
+
+    name: str
+    module: str = ""  # the Python module of its own process; empty: it runs Flower's processes only
+    options: tuple[str, ...] = ()  # what that module takes besides --config, --keys, --metrics and --events
+    flower: str = ""  # the Flower process that belongs to it: superlink, superexec or supernode
+    numbered: bool = False  # there are several: NAME-0, NAME-1, ...
+    serves: str = ""  # what it is to those that dial it: superlink, middleware or evaluator; empty: nobody dials it
+    dials: tuple[str, ...] = ()  # whom it dials, by what they serve as
+    awaits: bool = False  # in containers it starts once those that it dials are up
+    networks: tuple[str, ...] = (SITES, CORE)
+    apis: tuple[str, ...] = ()  # what the gate lets it ask of the SuperLink
+    data: bool = False  # it reads a data set
+    secret: bool = False  # it knows the secret by which a SuperExec joins the SuperLink
+    backup: tuple[str, ...] = ()  # what in its kit is worth a backup, besides keys
+    records: str = ""  # what it records under `audit: true`: views or truth
+    outcomes: tuple[str, ...] = ()  # how a round can end for it, as its metrics count
+    gauges: tuple[str, ...] = ()  # further metrics that it has: rounds, connections, budget
+
+    @property
+    def listens(self) -> bool:
+        """Only these have host names in their certificates: a site's certificate must not pass for the shuffler's."""
+        return bool(self.serves)
+
+    @property
+    def has_gate(self) -> bool:
+        """It runs the SuperLink behind its gate, and admits SuperNodes."""
+        return self.flower == "superlink"
+
+    @property
+    def starts_runs(self) -> bool:
+        """It is started for one run at a time, whose transcript it writes, its own view always among it."""
+        return self.flower == "superexec"
+
+    @property
+    def has_node(self) -> bool:
+        """It runs a SuperNode with a key of its own, and with it code that comes with a run."""
+        return self.flower == "supernode"
+
+
+_COLLECTED = ("released", "failed")
+
+ROLES = {
+    role.name: role
+    for role in (
+        Role(
+            "superlink",
+            flower="superlink",
+            serves="superlink",
+            secret=True,
+            backup=("nodes", "secret"),
+            gauges=("connections",),
+        ),
+        Role(
+            "server",
+            flower="superexec",
+            dials=("superlink", "middleware", "evaluator"),
+            awaits=True,
+            networks=(CORE,),
+            apis=("fleet", "control", "runtime", "health"),
+            data=True,
+            secret=True,
+            backup=("runs",),
+            records="views",
+            outcomes=_COLLECTED,
+            gauges=("rounds",),
+        ),
+        Role(
+            "shuffler",
+            module="shuffler_app",
+            options=("listen", "view"),
+            serves="middleware",
+            records="views",
+            outcomes=_COLLECTED,
+            gauges=("rounds",),
+        ),
+        Role(
+            "aggregator",
+            module="aggregator_app",
+            options=("index", "state", "listen", "view"),
+            numbered=True,
+            serves="middleware",
+            backup=("state",),
+            records="views",
+            outcomes=_COLLECTED,
+            gauges=("rounds",),
+        ),
+        Role(
+            "evaluator",
+            module="aggregator_app.evaluator",
+            options=("middleware", "data", "listen", "view"),
+            serves="evaluator",
+            dials=("middleware",),
+            networks=(CORE,),
+            data=True,
+            records="views",
+            outcomes=("evaluated", "failed"),
+        ),
+        Role(
+            "site",
+            module="client_app.worker",
+            options=("site", "socket", "state", "middleware", "data", "truth"),
+            flower="supernode",
+            dials=("superlink", "middleware"),
+            awaits=True,
+            networks=(SITES,),
+            apis=("fleet",),
+            data=True,
+            backup=("state/ledger.jsonl",),
+            records="truth",
+            outcomes=("uploaded", "not-sent", "failed"),
+            gauges=("budget",),
+        ),
+    )
+}

@@ -1,0 +1,87 @@
+"""The server's end of a route with middleware: open, invite, and wait for the release.
+
+What the middleware counted is true; the sites' receipts are diagnostics.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any
+
+from fl_privacy.errors import RoundFailed
+from fl_privacy.vector import Vector
+from fl_privacy.wire import client, rpc
+from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.stream import digest
+
+if TYPE_CHECKING:
+    from fl_privacy.routes.base import Ask, ServerSeat
+
+CALL = 60.0
+RECEIPT_POLL = 1.0
+
+
+class Collector:
+    """One round at a time at every middleware of the route."""
+
+    def __init__(self, seat: ServerSeat) -> None:
+        self._federation, self._layout, self._sites = seat.federation, seat.layout, seat.sites
+        self._stubs = [rpc.middleware(rpc.channel(address, seat.keys)) for address in seat.middleware]
+        self._pool = ThreadPoolExecutor(len(self._stubs))
+
+    def open(self, index: int, ask: Ask, length: int, model: Vector | None = None, layers: Sequence[int] = ()) -> None:
+        """Open an attempt at one middleware; one that is being restarted is waited for, as long as a round may take."""
+        header = pb.RoundHeader(
+            run=ask.run,
+            round=ask.round,
+            attempt=ask.attempt,
+            cohort=len(ask.cohort),
+            quorum=min(self._federation.quorum, len(ask.cohort)),
+            deadline=self._federation.deadline,
+            layout=self._layout.digest,
+            length=length,
+            seed=self._federation.seed,
+            model=digest(model) if model is not None else b"",
+            parameters=model.size if model is not None else 0,
+            sites=ask.cohort,
+            layers=layers,
+        )
+        stub, until = self._stubs[index], time.monotonic() + self._federation.deadline
+        client.patiently(lambda: client.open_round(stub, header, model, CALL), until)
+
+    def collect(self, ask: Ask) -> tuple[list[client.Release], list[dict[str, Any]]]:
+        """Invite the cohort and wait until the round is over at every middleware; releases, and the sites' receipts."""
+        self._sites.invite(ask)
+        request = pb.CollectRequest(run=ask.run, round=ask.round, attempt=ask.attempt)
+        timeout = self._federation.deadline + CALL
+        calls = [stub.collect(request, timeout=timeout) for stub in self._stubs]
+        futures = [self._pool.submit(client.collect, call, self._federation.coding) for call in calls]
+        receipts, refused = list[dict[str, Any]](), set[str]()
+        try:
+            # With one of several aggregators gone the others would wait for the deadline.
+            while wait(futures, RECEIPT_POLL, FIRST_EXCEPTION).not_done:
+                for future in futures:
+                    if future.done():
+                        future.result()
+                for site, status, _ in self._sites.answers(ask):
+                    receipts.append({"kind": "receipt", "name": site, "status": status, "time": time.time()})
+                    if status != "done":
+                        refused.add(site)
+                if len(ask.cohort) - len(refused & set(ask.cohort)) < self._federation.quorum:
+                    raise RoundFailed(f"{len(refused)} of {len(ask.cohort)} sites refused or failed; see their logs")
+            return [future.result() for future in futures], receipts
+        finally:
+            for call in calls:
+                call.cancel()
+
+    def settle(self, ask: Ask, commits: Sequence[bool]) -> None:
+        """Let every aggregator apply the round, or drop it."""
+        for stub, commit in zip(self._stubs, commits, strict=True):
+            settle = pb.SettleRequest(run=ask.run, round=ask.round, attempt=ask.attempt, commit=commit)
+            stub.settle(settle, timeout=CALL)
+
+    def finish(self, run: str) -> None:
+        for stub in self._stubs:
+            stub.finish(pb.FinishRequest(run=run), timeout=CALL)

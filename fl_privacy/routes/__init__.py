@@ -1,0 +1,13 @@
+"""The routes by kind: one file each, with both ends, the parties, the cost and the demands."""
+
+from fl_privacy.registry import Registry
+from fl_privacy.routes.base import Route
+
+ROUTES: Registry[type[Route]] = Registry(
+    "fl_privacy.routes",
+    {
+        "server": "fl_privacy.routes.server:ServerRoute",
+        "shuffler": "fl_privacy.routes.shuffler:ShufflerRoute",
+        "shards": "fl_privacy.routes.shards:ShardsRoute",
+    },
+)

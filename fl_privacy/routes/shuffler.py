@@ -1,0 +1,144 @@
+"""`route: {kind: shuffler}`: the server gets a mixture that says nothing of who, when or in what order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fl_privacy.coding import Payload
+from fl_privacy.errors import RoundFailed
+from fl_privacy.routes.base import (
+    Ask,
+    Outcome,
+    Route,
+    ServerSeat,
+    SiteEnd,
+    SiteSeat,
+    by_parameter,
+    tickets,
+)
+from fl_privacy.shuffle import buckets
+from fl_privacy.shuffle.mixing import Group
+from fl_privacy.theory.cost import Cost, cost
+from fl_privacy.vector import Vector
+
+if TYPE_CHECKING:
+    from fl_privacy.config import Federation
+
+
+class ShufflerRoute(Route):
+    """Sites send updates to the shuffler, which gives the server a mixture."""
+
+    kind: Literal["shuffler"] = "shuffler"
+    level: Literal["model", "layer", "parameter"] = "parameter"
+    n_min: int = Field(3, ge=2, description="smallest number of updates that may be released together")
+    buckets: Literal["none", "published", "levelled"] = Field(
+        "none",
+        description="mix only within budget buckets: with IntraShuffler's merge, or with noise levelled per bucket",
+    )
+    label: Literal["min", "mean"] = Field("min", description="which epsilon labels a merged bucket")
+
+    @property
+    def floor(self) -> int:
+        return self.n_min
+
+    def parties(self) -> list[tuple[str, str]]:
+        return [("shuffler", "shuffler")]
+
+    def middleware(self) -> list[str]:
+        return ["shuffler"]
+
+    def problems(self, federation: Federation) -> Iterator[str]:
+        yield from super().problems(federation)
+        if self.level != "model":
+            yield from by_parameter(federation, f"shuffling by {self.level}")
+        if self.buckets == "none":
+            return
+        if federation.unit is None:
+            yield f"route.buckets: {self.buckets!r} needs budgets, and privatise.kind is none; use ldp or dpsgd"
+        elif self.buckets == "levelled" and not federation.privatise.after_training:
+            yield (
+                f"route.buckets: 'levelled' needs the noise of an update, which {federation.privatise.kind} adds in "
+                "training; use published"
+            )
+
+    def cost(self, federation: Federation, parameters: int) -> list[Cost]:
+        n, d, coding, ticket = federation.cohort, parameters, federation.coding, tickets(federation)
+        return [
+            cost(coding, "server", 1, 2 + ticket * n, models=(0, d), updates=(n * d, 0)),  # open, collect
+            cost(coding, "shuffler", 1, 2 * n + 2, models=(d, n * d), updates=(n * d, n * d)),
+            cost(coding, "site", n, 2 + ticket, models=(d, 0), updates=(0, d)),
+        ]
+
+    def recombinations(self, parameters: int) -> float | None:
+        """log10 of the candidates for one update in the smallest set released; None unless parameters are mixed."""
+        from fl_privacy.theory.recombination import one_update
+
+        return one_update(self.n_min, parameters) if self.level == "parameter" else None
+
+    def groups(self, tiers: Sequence[str]) -> list[Group]:
+        """The mixing sets of a round.
+
+        Buckets: IntraShuffler's (Algorithm 1). Whole models keep their tier, so each tier is a set of its own
+        (Shuffle-DP). Else all are mixed, and the labels, in rising order, no longer say anything of the rows they stand
+        at (Table 4's "No Bucket").
+        """
+        everyone = tuple(range(len(tiers)))
+        if not any(tiers):
+            return [Group(everyone, ("",) * len(tiers))]
+        if self.buckets != "none":
+            made = buckets.form([float(tier) for tier in tiers], self.n_min, self.label)
+            return [Group(b.members, (f"{b.epsilon:g}",) * len(b.members)) for b in made]
+        if self.level == "model":
+            equal = {tier: tuple(i for i in everyone if tiers[i] == tier) for tier in tiers}
+            return [Group(equal[tier], (tier,) * len(equal[tier])) for tier in sorted(equal, key=float)]
+        return [Group(everyone, tuple(sorted(tiers, key=float)))]
+
+    def missing(self, federation: Federation, tiers: Sequence[str]) -> list[float]:
+        """What brings every row of a set to the noise of its smallest budget: then variances tell no rows apart."""
+        if self.buckets != "levelled":
+            return []
+        epsilons = [float(tier) for tier in tiers]
+        return [federation.privatise.missing(epsilon, min(epsilons)) for epsilon in epsilons]
+
+    def site(self, seat: SiteSeat) -> SiteEnd:
+        from fl_privacy.round.member import Member
+
+        return Member(seat, _Whole(), layers=[part.stop for part in seat.layout.layers])
+
+    def server(self, seat: ServerSeat) -> AtServer:
+        return AtServer(seat)
+
+
+class _Whole:
+    """One middleware takes the whole update and gives the whole model."""
+
+    def split(self, payload: Payload) -> list[Payload]:
+        return [payload]
+
+    def join(self, models: list[Vector]) -> Vector:
+        return models[0]
+
+
+class AtServer:
+    """Open with the model, and take the mixture."""
+
+    def __init__(self, seat: ServerSeat) -> None:
+        from fl_privacy.round.collector import Collector
+
+        self._layout, self._length = seat.layout, seat.federation.coding.length(seat.layout.size)
+        self._round = Collector(seat)
+        self.finish = self._round.finish
+
+    def play(self, ask: Ask, model: Vector | None) -> Outcome:
+        layers = [part.stop for part in self._layout.layers]
+        self._round.open(0, ask, self._length, model, layers)
+        (release,), receipts = self._round.collect(ask)
+        if release.rows is None:
+            raise RoundFailed(release.reason or "the shuffler released nothing")
+        return Outcome(release.count, release.rows, release.tiers, receipts, release.rows.nbytes)
+
+    def copies(self, ask: Ask) -> int:
+        return 1

@@ -1,0 +1,13 @@
+"""The steps by slot and kind. Entry points of the group `fl_privacy.steps` are named `slot.kind`."""
+
+from fl_privacy.registry import Registry
+from fl_privacy.steps.base import SLOTS, Step
+
+STEPS: Registry[type[Step]] = Registry(
+    "fl_privacy.steps",
+    {
+        **{f"{slot}.none": "fl_privacy.steps.base:Off" for slot in SLOTS},
+        "privatise.ldp": "fl_privacy.steps.privatise.ldp:Ldp",
+        "privatise.dpsgd": "fl_privacy.steps.privatise.dpsgd:Dpsgd",
+    },
+)

@@ -1,0 +1,57 @@
+"""For tests: a site that trains nothing, so that what leaves it can be looked at without a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from client_app.site import Site
+from fl_privacy.config import Federation
+from fl_privacy.config.policy import open_ledger
+from fl_privacy.dp.ledger import Ledger
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.steps.base import At
+from fl_privacy.vector import Entry, Layout
+
+PARAMETERS = 50
+Train = Callable[[Any], np.ndarray]
+
+
+class Work:
+    """A workload whose training is `train`, which gets the private training or None."""
+
+    layout = Layout((Entry("w", (PARAMETERS,)),))
+
+    def __init__(self, records: int) -> None:
+        self._records = range(records)
+        self.train: Train = lambda private: np.ones(PARAMETERS, np.float32)
+
+    def site_data(self, site: str) -> range:
+        return self._records
+
+    def update(self, start: Any, data: Any, site: str, round: int, device: str, private: Any) -> np.ndarray:
+        return self.train(private)
+
+    def once(self, check: Any) -> None:
+        """Nothing to check."""
+
+
+class Idle:
+    """The site, and how its next update is made."""
+
+    def __init__(self, federation: Federation, name: str, state: Path, records: int = 288) -> None:
+        state.mkdir(exist_ok=True)
+        self.work = Work(records)
+        self.site = Site(federation, name, Keyring(state), [], state=state, workload=self.work)  # type: ignore[arg-type]
+        self._ledger = lambda: open_ledger(federation, name, state)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger()
+
+    def prepare(self, run: str, round: int, attempt: str, train: Train) -> np.ndarray:
+        self.work.train = train
+        return self.site.payload(At(run, round, attempt), np.zeros(PARAMETERS, np.float32))
