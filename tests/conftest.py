@@ -6,21 +6,11 @@ Long groups go first, for the last one to end decides how long all of them take.
 
 from __future__ import annotations
 
-import fcntl
-import tempfile
-from collections.abc import Generator
-from contextlib import nullcontext
-from pathlib import Path
-
 import pytest
 
 # Fixtures that start a federation, a network of machines or containers. Whoever asks for one is end-to-end; a test that
 # starts a federation itself says so with `@pytest.mark.e2e`.
 WHOLE = ("machines", "audited", "unbroken", "metered", "seen", "loot", "demo", "published", "world", "stack", "image")
-# Those that start Ray. Two Rays that start at once on a small machine time each other out, so they take turns; a test
-# that starts one itself says so with `@pytest.mark.ray`.
-RAYS = ("audited", "published")
-RAY_LOCK = Path(tempfile.gettempdir(), "fl-privacy-tests-ray.lock")
 
 
 def _group(item: pytest.Item) -> tuple[int, str]:
@@ -37,20 +27,9 @@ def _group(item: pytest.Item) -> tuple[int, str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         asked = set(getattr(item, "fixturenames", ()))
-        if asked.intersection(RAYS):
-            item.add_marker("ray")
-        if asked.intersection(WHOLE) or any(map(item.get_closest_marker, ("containers", "ray"))):
+        if asked.intersection(WHOLE) or item.get_closest_marker("containers"):
             item.add_marker("e2e")
     groups = {item: _group(item) for item in items}
     for item, (_, name) in groups.items():
         item.add_marker(pytest.mark.xdist_group(name))
     items.sort(key=lambda item: groups[item][0])
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Outside the timeout of the test: it begins when Ray is free."""
-    with RAY_LOCK.open("w") if item.get_closest_marker("ray") else nullcontext() as lock:
-        if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        return (yield)
