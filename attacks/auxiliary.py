@@ -13,8 +13,8 @@ from fl_privacy import vector
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.tasks import lcl
+from fl_privacy.tasks.catalog import TASKS
 from fl_privacy.tasks.data import Dataset
-from fl_privacy.tasks.datasets import load
 from fl_privacy.tasks.train import fit
 from fl_privacy.tasks.workload import model_of, recipe_of
 
@@ -40,7 +40,7 @@ def gather(federation: Federation, data_dir: Path | None, seed: int) -> Auxiliar
         if federation.task.partition.kind != "by-site":
             return _remixed(parts, found.behaviour, seed)
         return Auxiliary(tuple(parts), found.behaviour)
-    split = load(federation.task.dataset, data_dir)
+    split = TASKS.get(federation.task.dataset).load(data_dir)
     if federation.task.partition.kind == "by-site" or not split.classes:
         raise FederationError(
             f"dataset: nobody has auxiliary data for {federation.task.dataset!r} by site; use the iid or dirichlet "

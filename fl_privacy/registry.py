@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fl_privacy.errors import ConfigError
 
@@ -61,8 +61,7 @@ class Registry(Generic[T]):
         if name in self._added:
             return self._added[name]
         if name in self._ours:
-            module, _, attribute = self._ours[name].partition(":")
-            found: T = getattr(importlib.import_module(module), attribute)
+            found: T = resolve(self._ours[name])
             return found
         point = _installed(self.group).get(name)
         if point is None:
@@ -84,6 +83,12 @@ class Registry(Generic[T]):
             for name, point in sorted(_installed(self.group).items())
             if name not in self._ours
         ]
+
+
+def resolve(target: str) -> Any:
+    """What `module:attribute` names, imported now."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 @cache

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import cache, files
 from fl_privacy.tasks import load as electricity
-from fl_privacy.tasks.catalog import CATALOG, LCL_HOUSEHOLDS, LCL_WINDOWS
+from fl_privacy.tasks.catalog import LCL, LCL_HOUSEHOLDS, LCL_WINDOWS
 from fl_privacy.tasks.data import Split
 from fl_privacy.tasks.load import Columns, Plan, Readings
 
@@ -40,8 +40,8 @@ def load(data_dir: Path | None = None) -> Split:
     """The records of 200 sites, each a household in one of five windows of the year."""
     members, _ = sides(readings(data_dir))
     made = electricity.split(members, PLAN)
-    if made.sites != CATALOG["lcl"].sites:
-        raise DataError(f"lcl: the files give {len(made.sites)} sites, not {len(CATALOG['lcl'].sites)}; get them again")
+    if made.sites != LCL.sites:
+        raise DataError(f"lcl: the files give {len(made.sites)} sites, not {len(LCL.sites)}; get them again")
     return made
 
 
@@ -55,7 +55,7 @@ def auxiliary(data_dir: Path | None = None) -> Auxiliary:
 def behaviour(data_dir: Path | None = None) -> NDArray[np.int64]:
     """The behaviour of every site of the federation, in order: the ground truth for scoring an attack."""
     members, others = sides(readings(data_dir))
-    return labels(CATALOG["lcl"].sites, members, others)
+    return labels(LCL.sites, members, others)
 
 
 def labels(sites: tuple[str, ...], households: Readings, others: Readings) -> NDArray[np.int64]:
