@@ -140,6 +140,7 @@ RULES: Registry[type[Rule]] = Registry(
         "median": "fl_privacy.combine.rules:Median",
         "trimmed-mean": "fl_privacy.combine.rules:TrimmedMean",
     },
+    Rule,
 )
 
 

@@ -92,6 +92,7 @@ TASKS: Registry[Entry] = Registry(
         "heart-disease": "fl_privacy.tasks.catalog:HEART_DISEASE",
         "lcl": "fl_privacy.tasks.catalog:LCL",
     },
+    Entry,
 )
 
 MODELS: dict[str, Inputs] = {
