@@ -1,4 +1,4 @@
-"""The site inside a simulation's actor: the worker's own function, called directly."""
+"""A site inside a simulation's process: the worker's own function, called directly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def answer(context: Context, ticket: dict[str, Any], payload: bytes | memoryview
 
 
 @lru_cache(maxsize=1)
-def _workload(home: str) -> Workload:
+def workload(home: str) -> Workload:
+    """The task of all sites of a process."""
     facts = _facts(home)
     return Workload(Federation.load(facts["config"]), facts["data_dir"] and Path(facts["data_dir"]))
 
@@ -45,7 +46,7 @@ def _facts(home: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _site(home: str, partition: int) -> Site:
-    facts, work = _facts(home), _workload(home)
+    facts, work = _facts(home), workload(home)
     name = work.federation.site_names[partition]
     run_dir = Path(facts["run_dir"])
     return Site(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
@@ -28,17 +28,17 @@ class Invitations:
     def __init__(self, nodes: Nodes, federation: Federation, rounds: int, tell: Tell) -> None:
         self._nodes, self._federation, self._rounds, self._tell = nodes, federation, rounds, tell
         self._held: dict[str, tuple[int, float]] = {}  # site -> last round of its ticket, and when that ends
-        self._declined: set[str] = set()  # of the current attempt: not asked twice
+        self._settled: set[str] = set()  # who declined the current attempt or is done with it: not asked twice
         self._attempt = ""
         self._looked = 0.0
 
     def invite(self, ask: Ask, model: Vector | None = None) -> None:
         """See to it that every site of the cohort holds a ticket for this round."""
         if ask.attempt != self._attempt:
-            self._attempt, self._declined = ask.attempt, set()
+            self._attempt, self._settled = ask.attempt, set()
         now = time.monotonic()
         holding = {site for site, (last, end) in self._held.items() if last >= ask.round and now < end}
-        wanted = [site for site in ask.cohort if site not in holding | self._declined and self._nodes.knows(site)]
+        wanted = [site for site in ask.cohort if site not in holding | self._settled and self._nodes.knows(site)]
         if not wanted:
             return
         last = min(ask.round + self._rounds - 1, self._federation.rounds)
@@ -56,9 +56,9 @@ class Invitations:
         """(site, status, update) of what came since the last call; sites that are back are invited again."""
         found = self._nodes.receipts(self._federation.coding)
         for site, status, _ in found:
-            self._held.pop(site, None)
-            if status != "done":
-                self._declined.add(site)
+            last, _ = self._held.pop(site, (0, 0.0))
+            if status != "done" or last <= ask.round:  # else its ticket has only run out
+                self._settled.add(site)
         if time.monotonic() > self._looked + LOOK and self._rounds > 1:
             self._looked = time.monotonic()
             self._look()
@@ -71,10 +71,6 @@ class Invitations:
 
     def _look(self) -> None:
         """Notice who is gone: a ticket at a lost site is worth nothing."""
-        for site in self.lost(self._held):
+        for site in set(self._held) - set(self._nodes.refresh()):
             del self._held[site]
             self._tell("lost", site=site)
-
-    def lost(self, sites: Iterable[str]) -> list[str]:
-        there = set(self._nodes.refresh())
-        return [site for site in sites if site not in there]

@@ -9,16 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from fl_privacy.combine import mean, optimiser
+from fl_privacy.combine import mean, optimiser, robust
+from fl_privacy.combine.rules import RULES, Combiner
+from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.shuffle import parameter
+from server_app.strategy import Strategy
 
 UNIT32, UNIT64 = 2.0**-24, 2.0**-53  # half a unit in the last place
 TINY32 = 2.0**-150  # half the smallest float32
 
 backends = pytest.mark.parametrize("backend", ["numba", "numpy"])
 any_float32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def make(kind: str, **params: float) -> optimiser.Optimiser:
+    """The optimiser of a rule."""
+    return RULES.get(kind)(**params).optimiser()
 
 
 def spread(rows: int, columns: int, seed: int) -> NDArray[np.float32]:
@@ -133,7 +142,7 @@ def test_wrong_matrices_are_refused(matrix: NDArray[np.float32]) -> None:
         mean.weighted(matrix)
 
 
-kinds = pytest.mark.parametrize("kind", optimiser.KINDS)
+kinds = pytest.mark.parametrize("kind", ["fedavg", "fedprox", "fedadam", "fedyogi"])
 
 
 def updates(size: int, count: int) -> list[NDArray[np.float32]]:
@@ -144,7 +153,7 @@ def updates(size: int, count: int) -> list[NDArray[np.float32]]:
 @kinds
 def test_a_step_on_a_shard_is_the_shard_of_the_step(kind: str) -> None:
     size = 2**16 + 1001
-    whole, part = optimiser.make(kind), optimiser.make(kind)
+    whole, part = make(kind), make(kind)
     model = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
     piece = model[2::3].copy()
     for update in updates(size, 4):
@@ -155,7 +164,7 @@ def test_a_step_on_a_shard_is_the_shard_of_the_step(kind: str) -> None:
 
 @kinds
 def test_a_restored_optimiser_goes_on_as_the_unbroken_one(kind: str) -> None:
-    unbroken, before, after = optimiser.make(kind), optimiser.make(kind), optimiser.make(kind)
+    unbroken, before, after = make(kind), make(kind), make(kind)
     model = other = np.zeros(50, np.float32)
     for i, update in enumerate(updates(50, 6)):
         model = unbroken.step(model, update)
@@ -167,7 +176,7 @@ def test_a_restored_optimiser_goes_on_as_the_unbroken_one(kind: str) -> None:
 
 @kinds
 def test_state_is_a_copy_and_inputs_are_left_alone(kind: str) -> None:
-    rule = optimiser.make(kind)
+    rule = make(kind)
     model, update = np.zeros(5, np.float32), np.ones(5, np.float32)
     rule.step(model, update)
     assert np.array_equal(model, np.zeros(5))
@@ -179,15 +188,15 @@ def test_state_is_a_copy_and_inputs_are_left_alone(kind: str) -> None:
 
 def test_fedavg_adds_the_mean() -> None:
     model, update = np.array([1.0, 2.0], np.float32), np.array([0.5, -4.0], np.float32)
-    assert optimiser.make("fedavg").step(model, update).tolist() == [1.5, -2.0]
-    assert optimiser.make("fedprox", lr=0.5).step(model, update).tolist() == [1.25, 0.0]
+    assert make("fedavg").step(model, update).tolist() == [1.5, -2.0]
+    assert make("fedprox", lr=0.5).step(model, update).tolist() == [1.25, 0.0]
 
 
 @pytest.mark.parametrize("kind", ["fedadam", "fedyogi"])
 def test_adaptive_rules_are_algorithm_2(kind: str) -> None:
     """Two steps of one coordinate by hand; each stored number is rounded to float32 once, so a few units are lost."""
     eta, beta1, beta2, tau = 0.3, 0.8, 0.9, 0.05
-    rule = optimiser.make(kind, lr=eta, beta1=beta1, beta2=beta2, tau=tau)
+    rule = make(kind, lr=eta, beta1=beta1, beta2=beta2, tau=tau)
     model = np.array([1.0], np.float32)
     x, m, v = 1.0, 0.0, tau**2
     for delta in (0.5, -0.03125):
@@ -201,21 +210,20 @@ def test_adaptive_rules_are_algorithm_2(kind: str) -> None:
 
 
 def test_defaults_are_those_of_flower() -> None:
-    adam, yogi = optimiser.FedAdam(), optimiser.FedYogi()
+    adam, yogi = make("fedadam"), make("fedyogi")
     assert (adam.lr, adam.beta1, adam.beta2, adam.tau) == (0.1, 0.9, 0.99, 1e-3)
     assert (yogi.lr, yogi.beta1, yogi.beta2, yogi.tau) == (0.01, 0.9, 0.99, 1e-3)
 
 
 def test_wrong_use_is_refused() -> None:
     with pytest.raises(FederationError, match="fedsgd"):
-        optimiser.make("fedsgd")
-    with pytest.raises(FederationError, match="eta"):
-        optimiser.make("fedavg", eta=0.1)
+        make("fedsgd")
+    for kind, wrong in (("fedavg", {"eta": 0.1}), ("fedadam", {"beta1": 1.0}), ("fedyogi", {"tau": 0.0})):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            make(kind, **wrong)
     with pytest.raises(FederationError, match="beta1"):
-        optimiser.make("fedadam", beta1=1.0)
-    with pytest.raises(FederationError, match="tau"):
-        optimiser.make("fedyogi", tau=0.0)
-    rule = optimiser.make("fedadam")
+        optimiser.FedAdam(0.1, 1.0, 0.99, 1e-3)
+    rule = make("fedadam")
     with pytest.raises(FederationError, match="mean_update"):
         rule.step(np.zeros(3, np.float32), np.zeros(4, np.float32))
     rule.step(np.zeros(3, np.float32), np.zeros(3, np.float32))
@@ -223,3 +231,56 @@ def test_wrong_use_is_refused() -> None:
         rule.step(np.zeros(4, np.float32), np.zeros(4, np.float32))
     with pytest.raises(FederationError, match="state"):
         rule.restore({"m": np.zeros(3, np.float32)})
+
+
+@given(rows=st.integers(1, 20), columns=st.integers(1, 60), trim=st.floats(0, 0.49), seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_robust_rules_are_the_middle_of_each_column_in_any_order(
+    rows: int, columns: int, trim: float, seed: int
+) -> None:
+    matrix = spread(rows, columns, seed)
+    found = robust.median(matrix), robust.trimmed_mean(matrix, trim)
+    assert np.allclose(found[0], np.median(matrix.astype(np.float64), axis=0), rtol=2 * UNIT32, atol=TINY32)
+    dropped = math.floor(trim * rows)
+    kept = np.sort(matrix.astype(np.float64), axis=0)[dropped : rows - dropped]
+    assert np.all(kept[0] * (1 - np.sign(kept[0]) * 1e-6) <= found[1] + TINY32)
+    assert np.all(found[1] <= kept[-1] * (1 + np.sign(kept[-1]) * 1e-6) + TINY32)
+    parameter.shuffle(matrix, seed.to_bytes(32, "big"))
+    again = robust.median(matrix), robust.trimmed_mean(matrix, trim)
+    assert [one.tobytes() for one in again] == [one.tobytes() for one in found]
+
+
+def test_one_outlier_moves_the_mean_but_neither_robust_rule() -> None:
+    honest = np.random.default_rng(0).standard_normal((9, 500), dtype=np.float32)
+    poisoned = np.vstack([honest, np.full((1, 500), 1e6, np.float32)])
+    config = {"sites": 10, "route": {"kind": "server"}}
+
+    def moved(combine: dict[str, object]) -> float:
+        combiner = Combiner(Federation.model_validate({**config, "combine": combine}))
+        return float(np.abs(combiner.step(np.zeros(500, np.float32), poisoned) - honest.mean(axis=0)).max())
+
+    assert moved({"kind": "fedavg"}) > 1e4
+    assert moved({"kind": "median"}) < 2
+    assert moved({"kind": "trimmed-mean", "trim": 0.1}) < 1
+
+
+def test_a_rule_that_a_route_cannot_feed_is_refused() -> None:
+    budgets = "sites: {count: 4, epsilon: 1}\nprivatise: {kind: ldp}\n"
+    with pytest.raises(FederationError, match=r"combine\.weights.*median; use equal"):
+        Federation.parse(budgets + "combine: {kind: median, weights: epsilon}")
+
+
+def test_a_server_may_hold_several_models_each_with_its_own_moments() -> None:
+    federation = Federation.parse("sites: 3\ncombine: {kind: fedadam}")
+    strategy, alone = Strategy(federation), Combiner(federation)
+    models = {"model": np.zeros(8, np.float32), "cluster-1": np.ones(8, np.float32)}
+    for seed in range(3):
+        rows = spread(3, 8, seed)
+        expected = alone.step(models["model"], rows)
+        models = strategy.combine(models, rows, [""] * 3)
+        assert models["model"].tobytes() == expected.tobytes()
+    again = Strategy(federation)
+    again.restore(models, strategy.state())
+    rows = spread(3, 8, 9)
+    one, two = strategy.combine(models, rows, [""] * 3), again.combine(models, rows, [""] * 3)
+    assert [one[name].tobytes() for name in one] == [two[name].tobytes() for name in two]

@@ -140,12 +140,13 @@ def wait_for_event(log: Path, event: str, count: int = 1, timeout: float = 120) 
 
 
 @pytest.fixture
-def interrupted(runs: Path, tmp_path: Path) -> Path:
+def interrupted(engine: str, runs: Path, tmp_path: Path) -> Path:
     """A run that was interrupted by Ctrl-C after its second round."""
     config = tmp_path / "repeatable.yaml"
     config.write_text(REPEATABLE)
     before = set(runs.iterdir())
     command = [str(Path(sys.executable).with_name("fl-privacy")), "up", str(config), "--runs-dir", str(runs)]
+    command += ["--engine", engine]
     # Whoever runs the tests may ignore Ctrl-C (as a job in the background does), and children inherit that.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
@@ -159,12 +160,13 @@ def interrupted(runs: Path, tmp_path: Path) -> Path:
     return found[0]
 
 
+@pytest.mark.parametrize("engine", ["local", "simulation"])
 def test_ctrl_c_leaves_nothing_behind_and_the_run_resumes_to_the_same_model(
-    interrupted: Path, unbroken: Result, runs: Path
+    engine: str, interrupted: Path, unbroken: Result, runs: Path
 ) -> None:
     assert processes_of(interrupted) == []
     assert verify(interrupted, (runs / "pki" / "ca.pem").read_bytes()).ok
-    resumed = up(Federation.parse(REPEATABLE), "local", runs, resume=interrupted.name)
+    resumed = up(Federation.parse(REPEATABLE), engine, runs, resume=interrupted.name)
     assert (resumed.status, resumed.rounds) == ("completed", 4)
     assert open_run(interrupted).view("server").rounds == [1, 2, 3, 4]
     assert np.array_equal(final_model(interrupted), final_model(unbroken.path))

@@ -89,7 +89,7 @@ class FailingOnce:
         self.log, self.second, self.sub_status, self.started = log, second, sub_status, 0
 
     def status(self, run: int) -> flower.Status:
-        return flower.Status("finished", self.sub_status, "Ray did not come up")
+        return flower.Status("finished", self.sub_status, "it did not come up")
 
     def start_again(self) -> int:
         self.started += 1
@@ -122,4 +122,4 @@ def test_a_run_that_flower_gives_up_before_it_began_is_submitted_again(
 def test_a_run_that_had_begun_or_was_stopped_is_not(
     first: str, sub_status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert follow(tmp_path, monkeypatch, first, sub_status) == (("failed", "Ray did not come up"), 0)
+    assert follow(tmp_path, monkeypatch, first, sub_status) == (("failed", "it did not come up"), 0)

@@ -6,9 +6,8 @@ whole vector. The mean update is Delta_t, the direction in which the clients mov
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,9 +103,6 @@ class Adaptive(Optimiser):
 class FedAdam(Adaptive):
     """v_t = beta_2 v_{t-1} + (1 - beta_2) Delta_t^2; defaults as Flower's, without its bias correction."""
 
-    def __init__(self, lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
-        super().__init__(lr, beta1, beta2, tau)
-
     def second(self, v: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
         return self.beta2 * v + (1 - self.beta2) * square
 
@@ -114,30 +110,8 @@ class FedAdam(Adaptive):
 class FedYogi(Adaptive):
     """v_t = v_{t-1} - (1 - beta_2) Delta_t^2 sign(v_{t-1} - Delta_t^2); defaults as Flower's."""
 
-    def __init__(self, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
-        super().__init__(lr, beta1, beta2, tau)
-
     def second(self, v: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
         return v - (1 - self.beta2) * square * np.sign(v - square)
-
-
-KINDS: dict[str, Callable[..., Optimiser]] = {
-    "fedavg": FedAvg,
-    "fedprox": FedAvg,  # the proximal term is the clients'; the server does the same
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-}
-
-
-def make(kind: str, **params: float) -> Optimiser:
-    """The optimiser called `kind`, with its own parameters."""
-    if kind not in KINDS:
-        raise FederationError(f"optimiser: {kind!r} is unknown; use one of {', '.join(KINDS)}")
-    known = inspect.signature(KINDS[kind]).parameters
-    for name in params:
-        if name not in known:
-            raise FederationError(f"optimiser: {kind} has no parameter {name!r}; it has {', '.join(known)}")
-    return KINDS[kind](**params)
 
 
 def _positive(name: str, value: float) -> float:

@@ -84,16 +84,21 @@ class FedProx(Rule):
 class Adaptive(Rule):
     """What FedAdam and FedYogi share."""
 
+    moments: ClassVar[Any]  # the optimiser
+
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.99, ge=0, lt=1)
     tau: float = Field(1e-3, gt=0)
 
     def optimiser(self) -> optimiser.Optimiser:
-        return optimiser.make(self.kind, lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+        made: optimiser.Optimiser = self.moments(self.lr, self.beta1, self.beta2, self.tau)
+        return made
 
 
 class FedAdam(Adaptive):
     """Adam on the mean update (Reddi et al. 2021, Algorithm 2)."""
+
+    moments: ClassVar[Any] = optimiser.FedAdam
 
     kind: Literal["fedadam"] = "fedadam"
     lr: float = Field(0.1, gt=0)
@@ -101,6 +106,8 @@ class FedAdam(Adaptive):
 
 class FedYogi(Adaptive):
     """Yogi on the mean update (Reddi et al. 2021, Algorithm 2)."""
+
+    moments: ClassVar[Any] = optimiser.FedYogi
 
     kind: Literal["fedyogi"] = "fedyogi"
     lr: float = Field(0.01, gt=0)
@@ -130,18 +137,11 @@ class TrimmedMean(Rule):
         return robust.trimmed_mean(rows, self.trim)
 
 
-RULES: Registry[type[Rule]] = Registry(
-    "fl_privacy.rules",
-    {
-        "fedavg": "fl_privacy.combine.rules:FedAvg",
-        "fedprox": "fl_privacy.combine.rules:FedProx",
-        "fedadam": "fl_privacy.combine.rules:FedAdam",
-        "fedyogi": "fl_privacy.combine.rules:FedYogi",
-        "median": "fl_privacy.combine.rules:Median",
-        "trimmed-mean": "fl_privacy.combine.rules:TrimmedMean",
-    },
-    Rule,
-)
+HERE = "fl_privacy.combine.rules:"
+NAMES = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedadam": "FedAdam", "fedyogi": "FedYogi"}
+ROBUST = {"median": "Median", "trimmed-mean": "TrimmedMean"}
+TARGETS = {kind: HERE + name for kind, name in (NAMES | ROBUST).items()}
+RULES: Registry[type[Rule]] = Registry("fl_privacy.rules", TARGETS, Rule)
 
 
 class Combiner:

@@ -17,25 +17,7 @@ from fl_privacy.reading import NAME
 from fl_privacy.routes.server import ServerRoute
 from fl_privacy.routes.shards import ShardsRoute
 from fl_privacy.routes.shuffler import ShufflerRoute
-from fl_privacy.steps.privatise.dpsgd import Dpsgd
 from fl_privacy.steps.privatise.ldp import Ldp
 
-__all__ = [
-    "ADDRESS",
-    "MAX_SITES",
-    "NAME",
-    "Address",
-    "Dpsgd",
-    "Federation",
-    "Hosts",
-    "Ldp",
-    "Model",
-    "Partition",
-    "ServerRoute",
-    "ShardsRoute",
-    "ShufflerRoute",
-    "Site",
-    "Task",
-    "Training",
-    "schema",
-]
+__all__ = ["ADDRESS", "MAX_SITES", "NAME", "Address", "Federation", "Hosts", "Model", "Site", "schema"]
+__all__ += ["Ldp", "Partition", "ServerRoute", "ShardsRoute", "ShufflerRoute", "Task", "Training"]

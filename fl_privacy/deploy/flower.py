@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -29,14 +30,13 @@ def program(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def superlink(address: str, keys: Keyring, database: Path, simulation: bool = False) -> list[str]:
+def superlink(address: str, keys: Keyring, database: Path) -> list[str]:
     """The SuperLink's command. Its control API has no authentication: it stays on loopback."""
     host, _, port = address.rpartition(":")
     command = [program("flower-superlink"), "--host", host, "--port", port]
     command += ["--ssl-certfile", str(keys.certificate_file), "--ssl-keyfile", str(keys.key_file)]
     command += ["--ssl-ca-certfile", str(keys.authority_file), "--database", str(database)]
-    command += ["--disable-runtime-dependency-installation"]
-    return [*command, "--simulation"] if simulation else [*command, "--enable-supernode-auth"]
+    return [*command, "--disable-runtime-dependency-installation", "--enable-supernode-auth"]
 
 
 def superlink_behind_gate(address: str, local: LocalKeys, database: Path, secret: Path) -> list[str]:
@@ -105,6 +105,42 @@ def build_app(folder: Path = APP) -> bytes:
     return bytes(build_fab_from_disk(folder))
 
 
+def simulate(config: Mapping[str, str], sites: int, backend: Any) -> None:
+    """Run our app on Flower's Simulation Runtime, in this process, until its ServerApp ends.
+
+    This is the call that SuperLink, SuperExec and flwr-simulation come down to, which take seconds to start, each. The
+    runtime knows one backend, Ray's, which it imports by name when it starts: `backend` takes its place.
+    """
+    from flwr.app import Context, RecordDict
+    from flwr.common.config import get_fused_config_from_dir, get_project_config
+    from flwr.common.constant import SUPERLINK_NODE_ID
+    from flwr.simulation.run_simulation import _run_simulation
+    from flwr.supercore.constant import NOOP_FEDERATION_ID
+    from flwr.supercore.run import Run
+    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.supercore.telemetry import EventType
+
+    ray = "flwr.server.superlink.fleet.vce.backend.raybackend"
+    sys.modules[ray] = SimpleNamespace(RayBackend=lambda settings: backend)  # type: ignore[assignment]
+    run = Run.create_empty(run_id=1)
+    run.primary_task_id, run.override_config, run.federation_id = 1, dict(config), NOOP_FEDERATION_ID
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
+    components = get_project_config(APP)["tool"]["flwr"]["app"]["components"]
+    _run_simulation(
+        num_supernodes=sites,
+        exit_event=EventType.FLWR_SIMULATION_RUN_LEAVE,
+        client_app_attr=components["clientapp"],
+        server_app_attr=components["serverapp"],
+        server_app_context=Context(
+            1, SUPERLINK_NODE_ID, {}, RecordDict(), get_fused_config_from_dir(APP, run.override_config)
+        ),
+        app_dir=str(APP),
+        run=run,
+        backend_name="forks",
+        is_app=True,
+    )
+
+
 @dataclass(frozen=True)
 class Status:
     """A Flower run: pending, starting, running or finished; then completed, failed or stopped."""
@@ -166,22 +202,17 @@ class Control:
 
         self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
-    def start_run(self, config: Mapping[str, str], app: Path = APP, simulated_sites: int = 0) -> int:
+    def start_run(self, config: Mapping[str, str], app: Path = APP) -> int:
         """Submit the app; returns Flower's id of the run."""
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
-        from flwr.proto.federation_config_pb2 import SimulationConfig
         from flwr.supercore.fab import Fab
 
         content = build_app(app)
-        simulation = None
-        if simulated_sites:
-            simulation = SimulationConfig(num_supernodes=simulated_sites, backend="ray", client_resources_num_cpus=1)
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
             override_config=user_config_to_proto(dict(config)),
             federation="",
-            override_federation_config=simulation,
         )
         self._asked = request
         return self.start_again()

@@ -32,7 +32,7 @@ class ServerPlan(BaseModel):
     evaluator: str | None = None
     data_dir: Path | None = None
     observers: dict[str, str] = {}
-    # Simulated sites cannot wait for the next round: there are fewer actors than sites.
+    # Simulated sites cannot wait for the next round where they outnumber their processes.
     invite_every_round: bool = False
     metrics: str | None = None
     events: Path | None = None

@@ -108,7 +108,7 @@ class Fleet:
                 stderr=output,
                 env={**os.environ, **QUIET, "PATH": _path(), **(env or {})},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self.children[name] = Child(name, process, log)
         pids = {child.name: child.process.pid for child in self.children.values()}
@@ -181,7 +181,7 @@ class Fleet:
             self._pid_file.unlink(missing_ok=True)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask Linux to end the child when we are killed outright; elsewhere nothing can be asked."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -20,6 +20,7 @@ from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics
 from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.machine import Phase, Round, RoundSpec, Submission
+from fl_privacy.round.mailbox import Mailbox
 from fl_privacy.round.rows import Rows
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
@@ -276,13 +277,13 @@ class Middleware(ABC):
         request.sender = self._site(context)
         if request.recipient and request.recipient not in self.federation.site_names:
             raise ProtocolError("NOT_FOUND", "recipient: no site of this federation")
-        self._state(request.run, create=True).mail.post(request, time.monotonic())
+        self._state(request.run).mail.post(request, time.monotonic())
         return pb.Empty()
 
     async def pickup(self, request: pb.PickupRequest, context: Any) -> pb.Letters:
         """A site takes the messages that are for it."""
         site = self._site(context)
-        mail = self._state(request.run, create=True).mail
+        mail = self._state(request.run).mail
         return pb.Letters(letters=mail.pickup(site, request.topic, time.monotonic()))
 
     async def finish(self, request: pb.FinishRequest, context: Any) -> pb.Empty:
@@ -291,7 +292,7 @@ class Middleware(ABC):
         state = self._state(request.run)
         if state.attempt:
             state.attempt.fail("the run was finished")
-        state.finished, state.attempt, state.model = True, None, None
+        state.finished, state.attempt, state.model, state.mail = True, None, None, Mailbox()
         state.notify()
         self.log("finished", run=request.run)
         return pb.Empty()

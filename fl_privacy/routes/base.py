@@ -130,7 +130,6 @@ class Route(Choice, ABC):
 
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect")  # of every round, in order
     shows: ClassVar[str] = "rows"  # what whoever combines gets of a round: rows, or a sum
-    server_combines: ClassVar[bool] = True  # else the server never holds a model
     long_tickets: ClassVar[bool] = True  # one ticket may be for many rounds
 
     @property

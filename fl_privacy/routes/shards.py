@@ -11,16 +11,7 @@ from pydantic import Field
 
 from fl_privacy.coding import Payload
 from fl_privacy.errors import RoundFailed
-from fl_privacy.routes.base import (
-    Ask,
-    Outcome,
-    Route,
-    ServerSeat,
-    SiteEnd,
-    SiteSeat,
-    by_parameter,
-    tickets,
-)
+from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, by_parameter, tickets
 from fl_privacy.shard import masks
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
@@ -54,7 +45,6 @@ class ShardsRoute(Route):
     n_min: int = Field(2, ge=2, description="smallest number of updates that may be averaged together")
 
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect", "settle")
-    server_combines: ClassVar[bool] = False
     settlement: ClassVar[Settlement] = AllOrNone()
 
     @property

@@ -9,16 +9,7 @@ from pydantic import Field
 
 from fl_privacy.coding import Payload
 from fl_privacy.errors import RoundFailed
-from fl_privacy.routes.base import (
-    Ask,
-    Outcome,
-    Route,
-    ServerSeat,
-    SiteEnd,
-    SiteSeat,
-    by_parameter,
-    tickets,
-)
+from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, by_parameter, tickets
 from fl_privacy.shuffle import buckets
 from fl_privacy.shuffle.mixing import Group
 from fl_privacy.theory.cost import Cost, cost

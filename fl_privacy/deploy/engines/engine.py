@@ -16,7 +16,7 @@ from fl_privacy.deploy.plan import new_run_name
 from fl_privacy.deploy.preflight.checks import disk
 from fl_privacy.errors import LaunchError
 
-ENGINES = {"local": local.start, "simulation": simulation.start}
+ENGINES: dict[str, Callable[[Workspace], tuple[Any, int]]] = {"local": local.start, "simulation": simulation.start}
 
 
 def up(

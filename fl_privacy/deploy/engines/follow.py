@@ -61,9 +61,9 @@ def follow(
 ) -> tuple[str, str]:
     """Until the server says that the run is over, or Flower or a process (`check` raises) gives up.
 
-    Where Flower gives up before the server had its sites (Ray's runtime does not always come up within its 30 s on a
-    loaded machine), nothing has been asked of a site, and the run is submitted again. A SuperLink on another machine
-    may be out of reach for a while, or be started again: it is asked again.
+    Where Flower gives up before the server had its sites (on a loaded machine a ServerApp may not start within Flower's
+    time limit), nothing has been asked of a site, and the run is submitted again. A SuperLink on another machine may be
+    out of reach for a while, or be started again: it is asked again.
     """
     checked, again, begun = time.monotonic(), RESTARTS, False
     tail = Tail(run_dir / "logs" / "server.log")
@@ -75,7 +75,12 @@ def follow(
         begun = begun or any(event["event"] == "started" for event in events)
         if time.monotonic() - checked > STATUS_EVERY:
             checked = time.monotonic()
-            check()
+            try:
+                check()
+            except LaunchError:
+                if end := _end(tail.poll()):  # the process exited after its last event
+                    return end
+                raise
             try:
                 found = control.status(flower_run)
             except httpx.HTTPStatusError as error:

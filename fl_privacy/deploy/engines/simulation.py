@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
-from fl_privacy.addresses import free_port
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.engines.workspace import Workspace
 
 
-def start(workspace: Workspace) -> tuple[flower.Control, int]:
-    """Start the SuperLink in simulation mode and submit the run."""
+class Running:
+    """The status of a run without a SuperLink: it is running for as long as its process lives."""
+
+    def status(self, run: int) -> flower.Status:
+        return flower.Status("running", "", "")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def start(workspace: Workspace) -> tuple[Running, int]:
+    """Start the middleware, and the process that runs the ServerApp and forks the sites."""
     workspace.prepare()
-    keys, fleet = workspace.keys("superlink", "superlink"), workspace.fleet
-    address = f"127.0.0.1:{free_port()}"
-    # Ray's sessions go with the run: in the machine's common folder they would pile up, and two starts would meet.
-    home = {"FLWR_HOME": str(workspace.private / "superlink" / "flwr"), "RAY_TMPDIR": str(workspace.sockets)}
-    database = workspace.private / "superlink" / "state.db"
-    database.unlink(missing_ok=True)
-    fleet.start("superlink", flower.superlink(address, keys, database, simulation=True), home)
     workspace.start_middleware()
     facts = {
         "config": str(workspace.config),
@@ -28,7 +32,18 @@ def start(workspace: Workspace) -> tuple[flower.Control, int]:
         "sites": str(workspace.sites),
     }
     (workspace.private / "simulation.json").write_text(json.dumps(facts))
-    workspace.write_server_plan(invite_every_round=True)
-    control = flower.Control(address, keys.authority_file)
-    control.wait(fleet.check)
-    return control, control.start_run({"home": str(workspace.private)}, simulated_sites=len(workspace.federation.sites))
+    sites, cores = len(workspace.federation.sites), _cores()
+    # With a process for every site, one message starts all rounds: sites wait for the next one at the middleware.
+    # Flower's runtime waits for each of them in a thread of a pool, which Python limits to this many.
+    resident = sites <= min(32, cores + 4)
+    processes = sites if resident else min(cores, workspace.federation.cohort)
+    workspace.write_server_plan(invite_every_round=not resident)
+    command = [sys.executable, "-m", "client_app.forks", "--home", str(workspace.private)]
+    command += ["--sites", str(sites), "--processes", str(processes)]
+    workspace.fleet.start("simulation", command, flower.direct())
+    return Running(), 0
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

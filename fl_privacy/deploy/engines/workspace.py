@@ -48,7 +48,7 @@ class Workspace:
         # Not of one run: a budget is spent over all runs that a site takes part in.
         self.sites = self.runs_dir / "sites" / self.federation.name
         self.fleet = Fleet(self.run_dir / "logs", self.home / "pids.json")
-        # Unix socket paths are short, Ray's take most of them, and a runs or temporary folder may lie deep.
+        # Unix socket paths are short, and a runs or temporary folder may lie deep.
         self.sockets = Path(tempfile.mkdtemp(prefix="flp-", dir="/tmp" if os.access("/tmp", os.W_OK) else None))
         self.sockets.chmod(0o711)
 

@@ -1,0 +1,74 @@
+"""`python -m client_app.forks`: a simulation's ServerApp in this process, its sites in forks of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.server.superlink.fleet.vce.backend import Backend
+
+from fl_privacy.deploy import flower
+from fl_privacy.deploy.processes import die_with_parent
+from fl_privacy.errors import FederationError
+from fl_privacy.ops.log import Log
+
+from . import simulated
+from .app import app
+
+
+class Forks(Backend):
+    """A pool of forks in which Flower's Simulation Runtime runs the ClientApp.
+
+    They share what this process has loaded, code and data, where every one of Ray's actors would load its own. They
+    are made before the first thread starts: a fork inherits the locks of other threads, and nobody to release them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._pool = ProcessPoolExecutor(count, get_context("fork"), initializer=die_with_parent)
+        self._pool.submit(os.getpid).result()
+
+    @property
+    def num_workers(self) -> int:
+        return self._count
+
+    def build(self, app_fn: Callable[[], ClientApp]) -> None:
+        """Nothing is left to do: the forks have the ClientApp."""
+
+    def is_worker_idle(self) -> bool:
+        return True
+
+    def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
+        return self._pool.submit(_answer, message, context).result()
+
+    def terminate(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _answer(message: Message, context: Context) -> tuple[Message, Context]:
+    return app(message=message, context=context), context
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A simulated federation")
+    parser.add_argument("--home", required=True, help="folder with server.json and simulation.json")
+    parser.add_argument("--sites", type=int, required=True)
+    parser.add_argument("--processes", type=int, required=True, help="how many sites are active at a time")
+    options = parser.parse_args()
+    try:
+        simulated.workload(options.home)
+        flower.simulate({"home": options.home}, options.sites, Forks(options.processes))
+    except FederationError as error:
+        Log("simulation")("error", reason=str(error))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

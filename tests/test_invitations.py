@@ -1,0 +1,118 @@
+"""Tickets: one for all rounds, cohorts drawn per round, and sites that come late, go and come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fl_privacy.config import Federation
+from fl_privacy.routes.base import Ask
+from server_app import invitations
+from server_app.invitations import Invitations
+
+FEDERATION = Federation.parse("sites: 4\nrounds: 20\nquorum: 3")
+
+
+class Nodes:
+    """Flower as the server sees it: who is there, what was sent, what came back."""
+
+    def __init__(self) -> None:
+        self.there = {"site-0", "site-1", "site-2"}
+        self.ever = set(self.there)
+        self.sent: list[tuple[list[str], int, int]] = []
+        self.back: list[tuple[str, str, None]] = []
+
+    def knows(self, site: str) -> bool:
+        return site in self.ever
+
+    def refresh(self) -> list[str]:
+        self.ever |= self.there
+        return sorted(self.there)
+
+    def send(self, sites: list[str], ticket: dict[str, Any], model: Any = None) -> None:
+        self.sent.append((list(sites), ticket["first"], ticket["last"]))
+
+    def receipts(self, coding: Any) -> list[tuple[str, str, None]]:
+        found, self.back = self.back, []
+        return found
+
+
+def ask(round: int, *cohort: int, attempt: str = "a") -> Ask:
+    return Ask("run", round, f"{attempt}{round}", [f"site-{i}" for i in cohort])
+
+
+@pytest.fixture
+def flower(monkeypatch: pytest.MonkeyPatch) -> tuple[Nodes, Invitations, list[str]]:
+    monkeypatch.setattr(invitations, "LOOK", -1.0)
+    nodes, told = Nodes(), list[str]()
+    return nodes, Invitations(nodes, FEDERATION, 20, lambda event, site: told.append(f"{event} {site}")), told  # type: ignore[arg-type]
+
+
+def test_one_ticket_is_for_all_rounds_whoever_is_in_the_cohort(
+    flower: tuple[Nodes, Invitations, list[str]],
+) -> None:
+    nodes, tickets, _ = flower
+    for round, cohort in enumerate(((0, 1), (1, 2), (0, 2), (0, 1, 2)), start=1):
+        tickets.invite(ask(round, *cohort))
+    assert nodes.sent == [(["site-0", "site-1"], 1, 20), (["site-2"], 2, 20)]
+
+
+def test_a_site_that_joins_late_is_invited_on_its_own(flower: tuple[Nodes, Invitations, list[str]]) -> None:
+    nodes, tickets, _ = flower
+    first = ask(1, 0, 1, 2, 3)
+    tickets.invite(first)
+    nodes.there.add("site-3")
+    tickets.answers(first)
+    assert nodes.sent == [(["site-0", "site-1", "site-2"], 1, 20), (["site-3"], 1, 20)]
+
+
+def test_a_lost_site_is_noticed_and_invited_when_it_is_back(flower: tuple[Nodes, Invitations, list[str]]) -> None:
+    nodes, tickets, told = flower
+    first = ask(1, 0, 1, 2)
+    tickets.invite(first)
+    nodes.there.remove("site-1")
+    tickets.answers(first)
+    assert told == ["lost site-1"]
+    nodes.there.add("site-1")
+    tickets.answers(ask(2, 0, 1, 2))
+    assert nodes.sent[-1][0] == ["site-1"]
+
+
+def test_a_site_that_declines_is_asked_again_only_in_the_next_attempt(
+    flower: tuple[Nodes, Invitations, list[str]],
+) -> None:
+    nodes, tickets, _ = flower
+    tickets.invite(ask(1, 0, 1))
+    nodes.back = [("site-0", "refused", None)]
+    tickets.answers(ask(1, 0, 1))
+    tickets.invite(ask(1, 0, 1))
+    assert len(nodes.sent) == 1
+    tickets.invite(ask(1, 0, 1, attempt="b"))
+    assert nodes.sent[-1] == (["site-0"], 1, 20)
+
+
+def test_a_ticket_that_ran_out_is_renewed_and_one_that_is_done_is_not(
+    flower: tuple[Nodes, Invitations, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, tickets, _ = flower
+    tickets.invite(ask(5, 0, 1))
+    nodes.back = [("site-0", "done", None)]  # it ended its ticket before Flower would have dropped it
+    tickets.answers(ask(5, 0, 1))
+    assert nodes.sent[-1] == (["site-0"], 5, 20)
+    last = ask(20, 0, 1)
+    tickets.invite(last)
+    nodes.back = [("site-0", "done", None)]
+    tickets.answers(last)
+    assert len(nodes.sent) == 2
+    monkeypatch.setattr(invitations.time, "monotonic", lambda: 1e9)  # twelve hours later, and more
+    tickets.invite(ask(20, 1, attempt="b"))
+    assert nodes.sent[-1] == (["site-1"], 20, 20)
+
+
+def test_after_a_failed_attempt_everybody_is_asked(flower: tuple[Nodes, Invitations, list[str]]) -> None:
+    nodes, tickets, _ = flower
+    tickets.invite(ask(1, 0, 1, 2))
+    tickets.withdraw()
+    tickets.invite(ask(1, 0, 1, 2, attempt="b"))
+    assert [sites for sites, _, _ in nodes.sent] == [["site-0", "site-1", "site-2"]] * 2
