@@ -16,7 +16,20 @@ import pytest
 
 # Fixtures that start a federation, a network of machines or containers. Whoever asks for one is end-to-end; a test that
 # starts a federation itself says so with `@pytest.mark.e2e`.
-WHOLE = ("machines", "audited", "unbroken", "metered", "seen", "loot", "demo", "published", "world", "stack", "image")
+WHOLE = (
+    "machines",
+    "audited",
+    "unbroken",
+    "metered",
+    "seen",
+    "loot",
+    "demo",
+    "published",
+    "colluded",
+    "world",
+    "stack",
+    "image",
+)
 # Those that start Ray. Two Rays that start at once on a small machine time each other out, so they take turns; a test
 # that starts one itself says so with `@pytest.mark.ray`.
 RAYS = ("audited", "published")

@@ -194,7 +194,7 @@ def wrong_labels(data_dir: Path | None) -> Split:
 def test_a_loader_that_does_not_give_what_its_task_states_is_named() -> None:
     with pytest.raises(DataError, match=r"digits:load: gives shape \(1, 8, 8\), not \(64,\)"):
         Entry((64,), 10, 1438, "fl_privacy.tasks.digits:load").load()
-    with pytest.raises(DataError, match="labels of type int32, not int64"):
+    with pytest.raises(DataError, match=r"labels of type {'int32'}, not {'int64'}"):
         Entry((2,), 2, 4, f"{__name__}:wrong_labels").load()
 
 

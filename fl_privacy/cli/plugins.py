@@ -17,7 +17,7 @@ REGISTRIES = (
     "fl_privacy.routes:ROUTES",
     "fl_privacy.combine.rules:RULES",
     "fl_privacy.behaviours:BEHAVIOURS",
-    "attacks:ATTACKS",
+    "attacks.common.attack:ATTACKS",
 )
 
 

@@ -21,8 +21,8 @@ OWN = "own"  # as `task.model`: the model that comes with the task
 class Entry:
     """A task: shape of one record, classes, training records, how to load it, natural sites, its own model.
 
-    Without classes (0), a record's label is a number to forecast. `loader` and `model` name functions as
-    `module:function`, which are imported when data or model are needed: a config must be read without torch.
+    Without classes (0), a record's label is a number to forecast. `loader`, `model` and `attacker` are targets
+    (`module:name`) that are imported when they are needed: a config must be read without torch.
     """
 
     shape: tuple[int, ...]
@@ -32,6 +32,7 @@ class Entry:
     sites: tuple[str, ...] = ()
     needs_data: bool = True  # in a data folder; else it is bundled or generated
     model: str | None = None  # of () -> nn.Module
+    attacker: str | None = None  # of the object that fl_privacy/tasks/attacker.py calls Facts
 
     @property
     def forecast(self) -> bool:
@@ -40,15 +41,18 @@ class Entry:
     def load(self, data_dir: Path | None = None) -> Split:
         """The data; `data_dir` (default: FL_PRIVACY_DATA) has one folder per data set. Nothing is downloaded."""
         split: Split = resolve(self.loader)(data_dir)
-        labels = "float32" if self.forecast else "int64"
-        for field, found, stated in (
-            *((name, getattr(split, name), getattr(self, name)) for name in ("shape", "classes", "sites")),
-            *(("records of shape", half.x.shape[1:], self.shape) for half in (split.train, split.test)),
-            *(("records of type", str(half.x.dtype), "float32") for half in (split.train, split.test)),
-            *(("labels of type", str(half.y.dtype), labels) for half in (split.train, split.test)),
-        ):
+        halves, label = (split.train, split.test), "float32" if self.forecast else "int64"
+        checked: dict[str, tuple[object, object]] = {
+            "shape": (split.shape, self.shape),
+            "classes": (split.classes, self.classes),
+            "sites": (split.sites, self.sites),
+            "records of shape": ({half.x.shape[1:] for half in halves}, {self.shape}),
+            "records of type": ({str(half.x.dtype) for half in halves}, {"float32"}),
+            "labels of type": ({str(half.y.dtype) for half in halves}, {label}),
+        }
+        for what, (found, stated) in checked.items():
             if found != stated:
-                raise DataError(f"{self.loader}: gives {field} {str(found)[:60]}, not {str(stated)[:60]}; correct it")
+                raise DataError(f"{self.loader}: gives {what} {str(found)[:60]}, not {str(stated)[:60]}; correct it")
         return split
 
     def own_model(self) -> nn.Module:
@@ -81,7 +85,7 @@ CENTRES = ("cleveland", "hungarian", "switzerland", "va")
 HEART_DISEASE = Entry((13,), 2, 486, "fl_privacy.tasks.heart_disease:load", CENTRES)
 # Window by window, so the first 40 sites are 40 different households.
 HOUSES = tuple(f"{name.lower()}-w{window}" for window in range(LCL_WINDOWS) for name in LCL_HOUSEHOLDS)
-LCL = Entry((48, 3), 0, 78_129, "fl_privacy.tasks.lcl:load", HOUSES)
+LCL = Entry((48, 3), 0, 78_129, "fl_privacy.tasks.lcl:load", HOUSES, attacker="fl_privacy.tasks.lcl_attacker:FACTS")
 
 TASKS: Registry[Entry] = Registry(
     "fl_privacy.tasks",

@@ -170,7 +170,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """A disk that is full, read-only or broken is the operator's to mend: one line says which and how."""
+    """A disk that is full, read-only or broken is for the operator to fix: one line says which and how."""
     try:
         yield
     except OSError as error:
