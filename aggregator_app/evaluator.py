@@ -24,6 +24,7 @@ from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
 
 CALL = 60.0
+ATTEMPT = "evaluated"  # a model is that of a whole round, whichever attempt gave it
 
 
 class Evaluator:
@@ -56,7 +57,7 @@ class Evaluator:
     def refused(self, error: ProtocolError) -> None:
         """Called for every request that is turned away."""
         self.metrics.reject(error.code, str(error))
-        self.log.sparingly("refused", code=error.code, reason=str(error))
+        self.log.rate_limited("refused", code=error.code, reason=str(error))
 
     def _evaluate(self, request: pb.EvaluateRequest) -> pb.EvaluateReply:
         try:
@@ -66,6 +67,8 @@ class Evaluator:
         except grpc.RpcError as error:
             self.metrics.ended("failed")
             raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
+        if self._recorder is not None:
+            self._recorder.record(request.run, request.round, ATTEMPT, {"model": model})
         with self.metrics.phase("evaluating"):
             metrics = self._work.evaluate(model)
         self.metrics.ended("evaluated")
@@ -89,10 +92,7 @@ class Evaluator:
                 raise ProtocolError("FAILED_PRECONDITION", f"round: an aggregator is at {header.round}, not at {round}")
             shards.append(shard)
             self.metrics.moved("in", shard.nbytes)
-        model = self._cut.join(shards)
-        if self._recorder is not None:
-            self._recorder.record(run, round, "evaluation", {"model": model})
-        return model
+        return self._cut.join(shards)
 
 
 def main() -> int:

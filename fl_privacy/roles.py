@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+RUN = "{run}"  # in a path, stands for the name of a run
 SITES, CORE = "sites", "core"  # the two networks of a federation in containers
 
 

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.addresses import show
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.gate import listener
@@ -170,7 +171,7 @@ class Background:
     def serve(self, handle: listener.Handle, log: Log) -> str:
         """Accept connections on a free port; returns the address."""
         listening = listener.listen("127.0.0.1", 0)
-        address = listener.show(*listening.getsockname())
+        address = show(*listening.getsockname())
         self._serving.append(asyncio.run_coroutine_threadsafe(listener.accept(listening, handle, log), self._loop))
         return address
 

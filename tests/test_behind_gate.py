@@ -13,8 +13,8 @@ import pytest
 from fl_privacy.addresses import free_port
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.processes import Fleet
+from fl_privacy.files import write_secret
 from fl_privacy.identity.keyring import Keyring
-from fl_privacy.identity.pki import write_secret
 from fl_privacy.identity.tls import LocalKeys
 from gates import Front, Proxy, ask, post
 from helpers import START, Keys, eventually

@@ -127,7 +127,7 @@ def test_what_a_peer_can_cause_at_will_is_told_so_often_and_then_counted(
     log, now = Log("shuffler", events=tmp_path / "e"), itertools.chain([1000.0] * 500, itertools.repeat(1061.0))
     monkeypatch.setattr(logs.time, "monotonic", lambda: next(now))
     for _ in range(501):
-        log.sparingly("refused", reason="again")
+        log.rate_limited("refused", reason="again")
     found = kept(tmp_path / "e")
-    assert len(found) == logs.SPARING + 1
-    assert found[-1]["left_out"] == 500 - logs.SPARING
+    assert len(found) == logs.PER_MINUTE + 1
+    assert found[-1]["left_out"] == 500 - logs.PER_MINUTE

@@ -25,8 +25,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from commands import cli, json_of
 from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.files import write_public
 from fl_privacy.identity.keyring import Identity
-from fl_privacy.identity.pki import Authority, load_key, write_public
+from fl_privacy.identity.pki import Authority, load_key
 from helpers import Keys, eventually
 from netns import Host, Network, connects, left, network
 

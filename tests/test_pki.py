@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_privacy.errors import LaunchError, ProtocolError
+from fl_privacy.files import write_secret
 from fl_privacy.identity.keyring import Identity, Keyring, peer
-from fl_privacy.identity.pki import LEAF_DAYS, Authority, load_key, write_secret
+from fl_privacy.identity.pki import LEAF_DAYS, Authority, load_key
 from fl_privacy.roles import ROLES
 from fl_privacy.wire import rpc
 from helpers import HOSTS, Keys, refused

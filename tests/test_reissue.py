@@ -22,9 +22,10 @@ from fl_privacy.deploy.kits import enrol
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.provision import provision
 from fl_privacy.errors import FederationError, LaunchError
+from fl_privacy.files import write_public
 from fl_privacy.identity import pki, requests
 from fl_privacy.identity.keyring import Identity, Keyring, belong_together
-from fl_privacy.identity.pki import Authority, load_key, write_public
+from fl_privacy.identity.pki import Authority, load_key
 from helpers import HOSTS
 
 SUPERLINK = Identity("test", "superlink", "superlink")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fl_privacy.addresses import free_port
+from fl_privacy.addresses import free_port, parse
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import LaunchError
@@ -39,7 +39,7 @@ class Relays:
     def start(self, name: str, keys: Keyring, target: str = "", proxy: str = "") -> str:
         """One in this process."""
         way = proxy_address(proxy) if proxy else None
-        gateway = Gateway.of(listener.address(target or self.front.address), keys, way)
+        gateway = Gateway.of(parse(target or self.front.address), keys, way)
         local = LocalKeys.open(self._folder / name, "relay")
         log = Log("relay", self._folder / name / "log")
         return self.background.serve(relay.Relay(gateway, local, log).handle, log)

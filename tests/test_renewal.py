@@ -17,8 +17,9 @@ from cryptography import x509
 from grpc_health.v1 import health_pb2
 
 from fl_privacy.errors import LaunchError
+from fl_privacy.files import write_public
 from fl_privacy.identity.keyring import Identity, Keyring, certificate_of, peer
-from fl_privacy.identity.pki import Authority, write_public
+from fl_privacy.identity.pki import Authority
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire import rpc
 from helpers import CALL, HOSTS, Keys, eventually, refused

@@ -12,8 +12,8 @@ import typer
 
 from fl_privacy.errors import FederationError
 
-from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
-from .run import print_result
+from .common import Config, DataDir, Json, RunsDir, app, interrupt, out
+from .run import print_result, progress
 
 if TYPE_CHECKING:
     from fl_privacy.deploy.engines.follow import Result
@@ -152,13 +152,11 @@ def train(
     """Run a federation across machines, from the server's kit; goes on with a run that was broken off."""
     from fl_privacy.deploy.kits.kit import Folder
     from fl_privacy.deploy.kits.train import train as start
-    from fl_privacy.ops.view import View
 
     signal.signal(signal.SIGTERM, interrupt)
     try:
         folder = Folder.open(kit)
-        federation = folder.federation
-        with View(federation.rounds, federation.cohort, err if as_json else out) as view:
+        with progress(folder.federation, as_json) as view:
             result = start(folder, anew, run, view)
         if as_json:
             print(result.to_json(), flush=True)

@@ -20,6 +20,7 @@ from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
 
 if TYPE_CHECKING:
     from fl_privacy.deploy.engines.follow import Result
+    from fl_privacy.ops.view import View
 
 
 class Engine(StrEnum):
@@ -56,10 +57,18 @@ def _in_processes(
     federation: Federation, engine: Engine, runs_dir: Path, data_dir: Path | None, resume: str | None, as_json: bool
 ) -> Result:
     from fl_privacy.deploy.engines.engine import up as start
+
+    with progress(federation, as_json) as view:
+        return start(federation, str(engine), runs_dir, data_dir, resume, view)
+
+
+def progress(federation: Federation, as_json: bool) -> View:
+    """The live view of a run."""
+    from fl_privacy.deploy.parties import serving
     from fl_privacy.ops.view import View
 
-    with View(federation.rounds, federation.cohort, err if as_json else out) as view:
-        return start(federation, str(engine), runs_dir, data_dir, resume, view)
+    first = next((name for _, name in serving(federation, "middleware")), "")
+    return View(federation.rounds, federation.cohort, first, err if as_json else out)
 
 
 def _in_containers(

@@ -16,9 +16,10 @@ import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fl_privacy.addresses import parse
 from fl_privacy.errors import LaunchError
+from fl_privacy.files import write_secret
 from fl_privacy.identity.keyring import Keyring
-from fl_privacy.identity.pki import write_secret
 from fl_privacy.identity.tls import LocalKeys
 
 APP = Path(__file__).parent / "flower_app"
@@ -31,12 +32,9 @@ def program(name: str) -> str:
 
 
 def superlink(address: str, keys: Keyring, database: Path) -> list[str]:
-    """The SuperLink's command. Its control API has no authentication: it stays on loopback."""
-    host, _, port = address.rpartition(":")
-    command = [program("flower-superlink"), "--host", host, "--port", port]
-    command += ["--ssl-certfile", str(keys.certificate_file), "--ssl-keyfile", str(keys.key_file)]
-    command += ["--ssl-ca-certfile", str(keys.authority_file), "--database", str(database)]
-    return [*command, "--disable-runtime-dependency-installation", "--enable-supernode-auth"]
+    """The command of a SuperLink that runs ServerApps itself. Its control API has no authentication: use loopback."""
+    command = _superlink(address, (keys.certificate_file, keys.key_file, keys.authority_file), database)
+    return [*command, "--enable-supernode-auth"]
 
 
 def superlink_behind_gate(address: str, local: LocalKeys, database: Path, secret: Path) -> list[str]:
@@ -44,11 +42,16 @@ def superlink_behind_gate(address: str, local: LocalKeys, database: Path, secret
 
     Its certificate is for loopback only, where the gate dials it: it has no other callers.
     """
-    host, _, port = address.rpartition(":")
-    command = [program("flower-superlink"), "--host", host, "--port", port, "--enable-supernode-auth"]
-    command += ["--ssl-certfile", str(local.certificate), "--ssl-keyfile", str(local.key)]
-    command += ["--ssl-ca-certfile", str(local.certificate), "--database", str(database)]
-    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    command = _superlink(address, (local.certificate, local.key, local.certificate), database)
+    return [*command, "--enable-supernode-auth", "--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+
+
+def _superlink(address: str, tls: tuple[Path, Path, Path], database: Path) -> list[str]:
+    """With `tls` for its certificate, key and authority."""
+    host, port = parse(address)
+    command = [program("flower-superlink"), "--host", host, "--port", str(port), "--database", str(database)]
+    for option, file in zip(("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"), tls, strict=True):
+        command += [option, str(file)]
     return [*command, "--disable-runtime-dependency-installation"]
 
 

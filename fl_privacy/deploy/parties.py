@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_privacy.config import Address, Federation, Hosts
+from fl_privacy.config import Address, Federation
 from fl_privacy.roles import ROLES, Role
 
 
@@ -19,22 +19,19 @@ def observers(federation: Federation) -> dict[str, str]:
     return {name: f"views/{name}" for name in seen}
 
 
-def address_of(hosts: Hosts, role: str, name: str) -> Address | None:
-    """Where a party is dialled; None for one that `hosts` does not name."""
-    if not ROLES[role].numbered:
-        return getattr(hosts, role, None)
-    many = getattr(hosts, f"{role}s", ())
-    return many[number] if (number := index(name)) < len(many) else None
-
-
 def index(name: str) -> int:
     """Which of a numbered role's parties this is."""
     return int(name.rpartition("-")[2])
 
 
-def dialled(federation: Federation, role: Role, serving: str) -> tuple[Address, ...]:
-    """Where a party of this role finds those that serve as `serving`; none if it does not dial them."""
-    if federation.hosts is None or serving not in role.dials:
+def serving(federation: Federation, *services: str) -> list[tuple[str, str]]:
+    """The parties that others dial for one of these services: superlink, middleware, evaluator."""
+    return [party for party in parties(federation) if ROLES[party[0]].serves in services]
+
+
+def dialled(federation: Federation, role: Role, service: str) -> tuple[Address, ...]:
+    """Where a party of this role finds those that give a service; nowhere if it does not dial them."""
+    if federation.hosts is None or service not in role.dials:
         return ()
-    served = [party for party in parties(federation) if ROLES[party[0]].serves == serving]
-    return tuple(where for party in served if (where := address_of(federation.hosts, *party)) is not None)
+    found = [federation.hosts.of(*party) for party in serving(federation, service)]
+    return tuple(address for address in found if address is not None)

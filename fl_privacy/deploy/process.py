@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.addresses import host_of, show
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.identity.keyring import Keyring
@@ -67,7 +68,7 @@ async def serve(name: str, servicer: Any, options: argparse.Namespace, log: Log)
     server, port = await rpc.serve(
         name, servicer, options.listen, Keyring(options.keys), getattr(servicer, "refused", None)
     )
-    log("listening", address=f"{options.listen.rpartition(':')[0]}:{port}")
+    log("listening", address=show(host_of(options.listen), port))
     await stop.wait()
     await server.stop(STOP_GRACE)
     log("stopped")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -17,6 +16,7 @@ from typing import Any
 
 from fl_privacy.dp import gaussian
 from fl_privacy.errors import FederationError
+from fl_privacy.files import lock
 
 FORMAT = 1
 LONGEST_LINE = 4096
@@ -127,11 +127,10 @@ class Ledger:
         """Hold an exclusive lock, for reading too."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = lock(self.path, os.O_APPEND)
         except OSError as error:
             raise LedgerError(f"ledger {self.path}: {error.strerror}; nothing may be spent without it") from None
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
             yield
         finally:
             os.close(self._file)

@@ -10,10 +10,12 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from fl_privacy.addresses import show
 from fl_privacy.errors import FederationError, LaunchError
-from fl_privacy.gate.listener import CHUNK, Stream, close, keep_alive, show
+from fl_privacy.gate.listener import CHUNK, Stream, close, keep_alive
 from fl_privacy.identity import tls
 from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.watched import Watched
 from fl_privacy.roles import ROLES
 
 CONNECT = 10.0
@@ -51,12 +53,12 @@ class Gateway:
     keys: Keyring
     proxy: tuple[str, int] | None
     own: Identity
-    contexts: tls.Watched[ssl.SSLContext]
+    contexts: Watched[ssl.SSLContext]
 
     @classmethod
     def of(cls, target: tuple[str, int], keys: Keyring, proxy: tuple[str, int] | None = None) -> Gateway:
         certificate, key, authority = tls.files(keys)
-        contexts = tls.Watched(tls.files(keys), lambda: tls.client_context(authority, certificate, key))
+        contexts = Watched(tls.files(keys), lambda: tls.client_context(authority, certificate, key))
         return cls(target, keys, proxy, tls.own_identity(keys), contexts)
 
     async def dial(self) -> Stream:

@@ -12,6 +12,7 @@ from email.utils import formatdate
 
 import h11
 
+from fl_privacy.addresses import show
 from fl_privacy.gate.listener import CHUNK, Stream
 from fl_privacy.identity.tls import GOODBYE, HANDSHAKE
 from fl_privacy.ops.metrics import OFF, Metrics
@@ -194,7 +195,7 @@ class Upstream:
             raise Away("timed out") from None
         except OSError as error:
             raise Away(getattr(error, "verify_message", "") or error.strerror or str(error)) from None
-        return cls(f"{host}:{port}".encode(), stream)
+        return cls(show(host, port).encode(), stream)
 
     @property
     def usable(self) -> bool:

@@ -15,11 +15,13 @@ from typing import Any
 
 from cryptography import x509
 
+from fl_privacy.addresses import is_loopback, parse
 from fl_privacy.errors import FederationError, LaunchError, ProtocolError
 from fl_privacy.gate.forward import Away, Caller, Gone, Refused, Upstream, check, forward
-from fl_privacy.gate.listener import Arguments, Stream, accept_tls, address, close, is_loopback, listen, run, serve
+from fl_privacy.gate.listener import Arguments, Stream, accept_tls, close, listen, run, serve
 from fl_privacy.identity import tls
 from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.watched import Watched
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics, operations
 from fl_privacy.ops.metrics import serve as serve_metrics
@@ -54,7 +56,7 @@ class Refusals:
             return
         fields: dict[str, Any] = {"identity": identity.uri} if identity else {}
         fields |= {"more_before": more} if more else {}
-        self._log.sparingly("refused", reason=reason, caller=caller, **fields)
+        self._log.rate_limited("refused", reason=reason, caller=caller, **fields)
         self._last[key] = (now, 0)
         self._last.move_to_end(key)
         if len(self._last) > REMEMBERED:
@@ -76,8 +78,8 @@ class Gate:
         self._superlink, self._keys, self._federation = superlink, keys, federation
         self._log, self._metrics = log, metrics
         own = tls.files(keys)
-        self._server = tls.Watched(own, lambda: tls.server_context(*own))
-        self._client = tls.Watched((authority,), lambda: tls.client_context(authority))
+        self._server = Watched(own, lambda: tls.server_context(*own))
+        self._client = Watched((authority,), lambda: tls.client_context(authority))
         self._refused = Refusals(log, metrics)
         self._handshakes: Counter[str] = Counter()
         self._open: Counter[Identity] = Counter()
@@ -204,7 +206,7 @@ async def main(log: Log) -> None:
     operations(parser)
     options = parser.parse_args()
     log.keep(options.events)
-    superlink = address(options.superlink)
+    superlink = parse(options.superlink)
     if not is_loopback(superlink[0]):
         raise LaunchError(f"superlink {options.superlink}: must be on loopback; others could go around the gate")
     keys = Keyring(options.keys)
@@ -215,7 +217,7 @@ async def main(log: Log) -> None:
     if scraped:
         log("metrics", address=scraped)
     gate = Gate(superlink, options.superlink_ca, keys, options.federation, log, metrics)
-    await serve(listen(*address(options.listen)), gate.handle, log)
+    await serve(listen(*parse(options.listen)), gate.handle, log)
 
 
 if __name__ == "__main__":

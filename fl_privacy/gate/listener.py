@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import signal
 import socket
 import ssl
@@ -12,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NoReturn, cast
 
+from fl_privacy.addresses import show
 from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.identity.tls import GOODBYE, HANDSHAKE
 from fl_privacy.ops.log import Log
@@ -28,29 +28,6 @@ class Arguments(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise LaunchError(f"arguments: {message}; see --help")
-
-
-def address(text: str) -> tuple[str, int]:
-    """`HOST:PORT`, or `[HOST]:PORT` for IPv6."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise LaunchError(f"address {text!r}: must be HOST:PORT")
-    if (":" in host) != bracketed or not host.isprintable() or " " in host:
-        raise LaunchError(f"address {text!r}: must be HOST:PORT, IPv6 in brackets")
-    return host, int(port)
-
-
-def show(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def listen(host: str, port: int) -> socket.socket:

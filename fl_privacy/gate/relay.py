@@ -14,9 +14,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from fl_privacy.addresses import parse, show
 from fl_privacy.errors import LaunchError
 from fl_privacy.gate.dial import Gateway, Unreachable, explain, proxy_address
-from fl_privacy.gate.listener import CHUNK, Arguments, Stream, accept_tls, address, close, listen, run, serve, show
+from fl_privacy.gate.listener import CHUNK, Arguments, Stream, accept_tls, close, listen, run, serve
 from fl_privacy.identity import tls
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
@@ -152,11 +153,11 @@ async def main(log: Log) -> None:
     parser.add_argument("--certificates", type=Path, required=True, help="folder for relay.pem, which callers trust")
     parser.add_argument("--proxy", help="http://host:port of a proxy that allows CONNECT")
     options = parser.parse_args()
-    host, port = address(options.listen)
+    host, port = parse(options.listen)
     if host not in LOOPBACK:
         raise LaunchError(f"listen {options.listen}: a relay listens on loopback only; use 127.0.0.1:{port}")
     proxy = proxy_address(options.proxy) if options.proxy else None
-    gateway = Gateway.of(address(options.target), Keyring(options.keys), proxy)
+    gateway = Gateway.of(parse(options.target), Keyring(options.keys), proxy)
     relay = Relay(gateway, tls.LocalKeys.open(options.certificates, "relay"), log)
     await serve(listen(host, port), relay.handle, log)
 

@@ -13,6 +13,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fl_privacy.errors import LaunchError, ProtocolError
+from fl_privacy.files import Stamp, stamp
+from fl_privacy.identity.watched import Watched
 from fl_privacy.roles import ROLES
 
 SCHEME = "fl-privacy"
@@ -123,13 +125,13 @@ class Keyring:
         except OSError:
             pass  # it is there but not for us: the next lines refuse
         try:
-            stamp = _stamp(self.revoked_file, self.authority_file)
-            found = self._revoked.get(stamp)
+            now = stamp((self.revoked_file, self.authority_file))
+            found = self._revoked.get(now)
             if found is None:
                 authority = x509.load_pem_x509_certificate(self.authority_file.read_bytes())
                 found = frozenset(entry.serial_number for entry in load_crl(self.revoked_file.read_bytes(), authority))
                 self._revoked.clear()
-                self._revoked[stamp] = found
+                self._revoked[now] = found
             return found
         except (OSError, ValueError):
             raise ProtocolError(
@@ -149,34 +151,21 @@ def load_crl(data: bytes, authority: x509.Certificate) -> x509.CertificateRevoca
     return found
 
 
-class Renewing:
+class Renewing(Watched[tuple[bytes, bytes, bytes]]):
     """A keyring's files as last read. Changed files come into force when all of them belong together."""
 
     def __init__(self, keys: Keyring) -> None:
-        self._keys = keys
-        self._stamp: Stamp | None = self._now()
-        self.contents = keys.read()
+        def whole() -> tuple[bytes, bytes, bytes]:
+            found = keys.read()
+            if not belong_together(*found):
+                raise ValueError("they do not belong together")
+            return found
 
-    def changed(self) -> bool:
-        """Whether new contents came into force."""
-        stamp = self._now()
-        if stamp is None or stamp == self._stamp:
-            return False
-        try:
-            contents = self._keys.read()
-        except LaunchError:
-            return False
-        if not belong_together(*contents):
-            return False
-        changed = contents != self.contents
-        self._stamp, self.contents = stamp, contents
-        return changed
+        super().__init__((keys.key_file, keys.certificate_file, keys.authority_file), keys.read, whole)
 
-    def _now(self) -> Stamp | None:
-        try:
-            return _stamp(self._keys.key_file, self._keys.certificate_file, self._keys.authority_file)
-        except OSError:
-            return None
+    @property
+    def contents(self) -> tuple[bytes, bytes, bytes]:
+        return self.made
 
 
 def belong_together(key: bytes, certificate: bytes, authority: bytes) -> bool:
@@ -187,11 +176,3 @@ def belong_together(key: bytes, certificate: bytes, authority: bytes) -> bool:
         return load_pem_private_key(key, None).public_key() == made.public_key()
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
-
-
-Stamp = tuple[tuple[int, int, int], ...]
-
-
-def _stamp(*files: Path) -> Stamp:
-    """What differs once a file was replaced or written."""
-    return tuple((found.st_ino, found.st_mtime_ns, found.st_size) for found in (file.stat() for file in files))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
 import hashlib
 import ipaddress
 import json
-import os
 import re
-import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,31 +19,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fl_privacy.errors import LaunchError, ProtocolError
+from fl_privacy.files import locked, write_public, write_secret
 from fl_privacy.identity.keyring import Identity, Keyring, load_crl
 
 ROOT_DAYS = 3650
 LEAF_DAYS = 90
 _SKEW = dt.timedelta(minutes=5)
-
-
-def write_secret(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, never for a moment otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        os.fchmod(handle, 0o600)
-        file.write(data)
-
-
-def write_public(path: Path, data: bytes) -> None:
-    """Put a file in place as a whole: who reads it meanwhile gets the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        fresh.write_bytes(data)
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def fingerprint(key: object) -> str:
@@ -188,15 +166,9 @@ class Authority:
     def revoked_file(self) -> Path:
         return self.folder / "revoked.pem"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """One command at a time changes what this authority has signed."""
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+        return locked(self.folder)
 
     def issue(self, identity: Identity, folder: Path, hosts: Sequence[str] = (), days: int | None = None) -> Keyring:
         """A fresh key and certificate for a party, in its own folder; `hosts` are what it will be dialled by."""

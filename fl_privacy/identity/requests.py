@@ -95,7 +95,7 @@ class Signed(BaseModel):
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckedRequest:
     """A request that was checked in itself: by its key, for an identity, about hosts and a node's key."""
 
     source: Path
@@ -109,7 +109,7 @@ class Asked:
         return described if self.node is None else {**described, "node": fingerprint(self.node)}
 
 
-def check(made: Request, source: Path) -> Asked:
+def check(made: Request, source: Path) -> CheckedRequest:
     """A request in itself: well-formed, signed by the key it is for, and asking for no more than it says."""
     where = f"request {source}"
     identity = identity_of(made.identity, where)
@@ -132,7 +132,7 @@ def check(made: Request, source: Path) -> Asked:
         raise LaunchError(f"{where}: a site, and only a site, sends its node's key; have it made anew")
     if node is not None and not (isinstance(node, ec.EllipticCurvePublicKey) and node.curve.name == "secp384r1"):
         raise LaunchError(f"{where}: its node's key is not of P-384; have it made anew")
-    return Asked(source, made, identity, key, node)
+    return CheckedRequest(source, made, identity, key, node)
 
 
 def identity_of(uri: str, where: str) -> Identity:

@@ -6,10 +6,8 @@ import asyncio
 import datetime as dt
 import ipaddress
 import ssl
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -17,52 +15,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fl_privacy.errors import LaunchError
+from fl_privacy.files import write_public, write_secret
 from fl_privacy.identity import pki
 from fl_privacy.identity.keyring import Identity, Keyring
 
-T = TypeVar("T")
 LOCAL_DAYS = 3650
 HANDSHAKE = 10.0
 GOODBYE = 2.0
-
-
-class Watched(Generic[T]):
-    """Something made of files, made anew when one of them has changed; while they do not fit, the old one stays."""
-
-    def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
-        self._files, self._make = files, make
-        self._stamp = stamp(files)
-        self._made = self._try()
-
-    def get(self) -> T:
-        found = stamp(self._files)
-        if found != self._stamp:
-            try:
-                self._made = self._try()
-            except LaunchError:
-                return self._made
-            self._stamp = found
-        return self._made
-
-    def _try(self) -> T:
-        try:
-            return self._make()
-        except (OSError, ValueError) as error:
-            names = ", ".join(str(path) for path in self._files)
-            raise LaunchError(f"certificates {names}: {error}; they must be readable and belong together") from None
-
-
-def stamp(files: Sequence[Path]) -> tuple[tuple[int, int, int], ...]:
-    """Differs when a file was written or replaced; a missing file has one too."""
-    return tuple(_stamp(path) for path in files)
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def server_context(certificate: Path, key: Path, authority: Path | None = None) -> ssl.SSLContext:
@@ -148,5 +107,5 @@ class LocalKeys:
             .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
             .sign(key, hashes.SHA256())
         )
-        pki.write_secret(self.key, pki.pem(key))
-        pki.write_public(self.certificate, certificate.public_bytes(serialization.Encoding.PEM))
+        write_secret(self.key, pki.pem(key))
+        write_public(self.certificate, certificate.public_bytes(serialization.Encoding.PEM))

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import datetime as dt
 import errno
-import fcntl
 import json
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.errors import LaunchError
+from fl_privacy.files import locked
 
 SIZE = 10 * 2**20  # bytes of one event file
 FILES = 10  # event files that are kept, the current one among them
 LONGEST_TEXT = 500  # characters of one field: a reason may quote a peer
-SPARING = 60  # events a minute of a kind that a peer can cause at will
+PER_MINUTE = 60  # events a minute of a kind that a peer can cause at will
 
 
 class EventFile:
@@ -38,10 +38,11 @@ class EventFile:
     def __init__(self, path: Path, size: int = SIZE, files: int = FILES) -> None:
         assert files > 1
         self.path, self.size, self.files = Path(path), size, files
+        # Not the event file itself: whoever may read that could hold a lock on it for ever.
         self._lock = self.path.with_name(self.path.name + ".lock")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._locked():
+            with locked(self._lock, os.O_NOFOLLOW):
                 os.close(self._open())
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -49,7 +50,7 @@ class EventFile:
 
     def append(self, line: bytes) -> None:
         """The whole line or, with an OSError, nothing of it."""
-        with self._locked():
+        with locked(self._lock, os.O_NOFOLLOW):
             handle = self._open()
             try:
                 end = os.fstat(handle).st_size
@@ -59,16 +60,6 @@ class EventFile:
                 _write(handle, line, end)
             finally:
                 os.close(handle)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        # Not the event file itself: whoever may read that could hold a lock on it for ever.
-        handle = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -112,7 +103,7 @@ class Log:
         self._guard = threading.Lock()
         self._file: EventFile | None = None
         self._lost = 0
-        self._sparing: dict[str, tuple[float, int]] = {}
+        self._recent: dict[str, tuple[float, int]] = {}
         self.keep(events)
 
     def keep(self, events: Path | None) -> None:
@@ -131,18 +122,18 @@ class Log:
         with self._guard:
             self._keep(event, fields)
 
-    def sparingly(self, event: str, /, *, own: Mapping[str, Any] | None = None, **fields: Any) -> None:
+    def rate_limited(self, event: str, /, *, own: Mapping[str, Any] | None = None, **fields: Any) -> None:
         """An event that a peer can cause at will: so many a minute, and the next one says how many were left out."""
-        began, count = self._sparing.get(event, (0.0, 0))
+        began, count = self._recent.get(event, (0.0, 0))
         now = time.monotonic()
-        if now - began < 60 and count >= SPARING:
-            self._sparing[event] = (began, count + 1)
+        if now - began < 60 and count >= PER_MINUTE:
+            self._recent[event] = (began, count + 1)
             return
         if now - began >= 60:
-            if count > SPARING:
-                fields["left_out"] = count - SPARING
+            if count > PER_MINUTE:
+                fields["left_out"] = count - PER_MINUTE
             began, count = now, 0
-        self._sparing[event] = (began, count + 1)
+        self._recent[event] = (began, count + 1)
         self(event, own=own, **fields)
 
     def _tell(self, event: str, fields: Mapping[str, Any]) -> None:

@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from typing import Any
 
+from fl_privacy.addresses import LOOPBACK, parse, show
 from fl_privacy.errors import LaunchError
 from fl_privacy.ops.metrics import LOCAL, Metrics
 from fl_privacy.roles import ROLES
 
-LOOPBACK = "127.0.0.1"
 SLOTS = 8  # scrapes at a time
 PATIENCE = 10.0  # seconds that one may take
 BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
@@ -111,7 +111,7 @@ def field_of(reason: str) -> str:
 
 def listen(role: str, name: str, address: str) -> tuple[Metrics, str]:
     """Serve metrics until the process ends; returns them and the address with its port."""
-    host, port = _address(address)
+    host, port = _where(address)
     metrics = Prometheus(role, name)
     try:
         listener = _Listener((host, port), metrics)
@@ -120,15 +120,16 @@ def listen(role: str, name: str, address: str) -> tuple[Metrics, str]:
             f"metrics {address}: the address is taken or not ours; choose another port (`metrics` in kit.yaml)"
         ) from None
     threading.Thread(target=listener.serve_forever, name="metrics", daemon=True).start()
-    return metrics, f"{f'[{host}]' if ':' in host else host}:{listener.server_address[1]}"
+    return metrics, show(host, listener.server_address[1])
 
 
-def _address(text: str) -> tuple[str, int]:
+def _where(text: str) -> tuple[str, int]:
     """`host:port`; a port alone is one on the loopback interface."""
-    host, _, port = text.rpartition(":")
-    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
-        raise LaunchError(f"metrics {text}: not host:port; use {LOOPBACK}:9464")
-    return host.strip("[]") or LOOPBACK, int(port)
+    port = text.removeprefix(":")
+    try:
+        return parse(text if ":" in port else f"{LOOPBACK}:{port}")
+    except LaunchError:
+        raise LaunchError(f"metrics {text}: not host:port; use {LOOPBACK}:9464") from None
 
 
 class _Listener(ThreadingHTTPServer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def score(row: Mapping[str, Any]) -> str:
 
 
 class State:
-    """What the logs on this machine say so far."""
+    """What the server's log, and the log of the first middleware if it is on this machine, say so far."""
 
     def __init__(self, rounds: int, cohort: int) -> None:
         self.rounds, self.cohort = rounds, cohort
@@ -29,33 +29,35 @@ class State:
         self.score = ""
         self.history: list[dict[str, Any]] = []
 
-    def take(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "accepted":
+    def collecting(self, event: dict[str, Any]) -> None:
+        """An event of the middleware."""
+        if event["event"] == "accepted":
             self.answered, self.phase = int(event["count"]), "collecting"
-        elif event["role"] != "server":
-            return
-        elif kind == "waiting":
-            self.phase = f"waiting for sites: {event.get('present', 0)} of {event.get('sites')} are there"
-        elif kind == "round":
-            self.round, self.answered, self.phase = int(event["round"]), 0, "training"
-        elif kind == "attempt-failed":
-            self.phase = f"trying again: {event['reason']}"
-        elif kind == "evaluated":
-            self.history.append(event)
-            self.score, self.bytes = score(event), self.bytes + int(event["bytes"])
-            self.answered = int(event["updates"])
-        elif kind in ("completed", "failed"):
-            self.phase = kind
+
+    def take(self, event: dict[str, Any]) -> None:
+        """An event of the server."""
+        match event["event"]:
+            case "waiting":
+                self.phase = f"waiting for sites: {event.get('present', 0)} of {event.get('sites')} are there"
+            case "round":
+                self.round, self.answered, self.phase = int(event["round"]), 0, "training"
+            case "attempt-failed":
+                self.phase = f"trying again: {event['reason']}"
+            case "evaluated":
+                self.history.append(event)
+                self.score, self.bytes = score(event), self.bytes + int(event["bytes"])
+                self.answered = int(event["updates"])
+            case "completed" | "failed":
+                self.phase = event["event"]
 
 
 class View:
-    """On a terminal one live line; elsewhere a line a round."""
+    """On a terminal one live line; elsewhere one line per round. `middleware` is the party whose log counts updates."""
 
-    def __init__(self, rounds: int, cohort: int, console: Console) -> None:
+    def __init__(self, rounds: int, cohort: int, middleware: str, console: Console) -> None:
         self.state = State(rounds, cohort)
-        self._console = console
-        self._tails: list[Tail] | None = None
+        self._console, self._middleware = console, middleware
+        self._tails: list[tuple[Tail, Callable[[dict[str, Any]], None]]] | None = None
         self._printed = 0
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
         self._bar = Progress(TextColumn("round {task.completed}/{task.total}"), BarColumn(24))
@@ -74,11 +76,11 @@ class View:
 
     def __call__(self, run_dir: Path) -> None:
         if self._tails is None:
-            names = ("server", "shuffler", "aggregator-0")
-            self._tails = [Tail(run_dir / "logs" / f"{name}.log") for name in names]
-        for tail in self._tails:
+            takers = {"server": self.state.take, self._middleware: self.state.collecting}
+            self._tails = [(Tail(run_dir / "logs" / f"{name}.log"), take) for name, take in takers.items()]
+        for tail, take in self._tails:
             for event in tail.poll():
-                self.state.take(event)
+                take(event)
         if self._live:
             self._bar.update(self._task, completed=len([m for m in self.state.history if m["round"]]))
             self._live.update(self._line())

@@ -71,7 +71,7 @@ class Middleware(ABC):
     def refused(self, error: ProtocolError) -> None:
         """Called for every request that is turned away."""
         self.metrics.reject(error.code, str(error))
-        self.log.sparingly("refused", code=error.code, reason=str(error), own={"peer": _caller.get()})
+        self.log.rate_limited("refused", code=error.code, reason=str(error), own={"peer": _caller.get()})
 
     async def open(self, parts: Parts, context: Any) -> pb.Empty:
         """The server opens an attempt at a round; an older attempt that is still open fails."""

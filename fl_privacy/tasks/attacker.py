@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.config import Federation
 from fl_privacy.errors import DataError
 from fl_privacy.registry import resolve
 from fl_privacy.tasks.catalog import TASKS
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.workload import Workload
+
+if TYPE_CHECKING:
+    from fl_privacy.config import Federation
 
 Ints = NDArray[np.int64]
 SITES = 96  # that an attacker makes of records which do not come by site

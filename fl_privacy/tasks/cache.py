@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fl_privacy.files import replacing
 
 
 def path(dataset: str, source: str) -> Path | None:
@@ -37,13 +39,7 @@ def write(path: Path | None, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Cache the arrays; with a full or read-only disk, the next start takes a few seconds longer."""
     if path is None:
         return
-    part: Path | None = None
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as out:
-            part = Path(out.name)
+        with replacing(path, mode=0o600, durable=False, unique=True) as out:
             np.savez(out, allow_pickle=False, **arrays)
-        part.replace(path)
-    except OSError:
-        if part is not None:
-            part.unlink(missing_ok=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_privacy.errors import TranscriptError
-from fl_privacy.transcript.files import LOG_LIMIT, PART, canonical, parse_object, read_bounded, read_signed, sha256
+from fl_privacy.files import PART
+from fl_privacy.transcript.files import LOG_LIMIT, canonical, parse_object, read_bounded, read_signed, sha256
 
 FORMAT = 1
 HEAD = "head.json"

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from fl_privacy.errors import TranscriptError
 
-PART = ".part"
 DOCUMENT_LIMIT = 64 << 20
 LOG_LIMIT = 256 << 20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -126,46 +125,6 @@ def _refuse_constant(text: str) -> None:
 def complete_lines(data: bytes) -> list[bytes]:
     """The lines of an append-only log; an unfinished last one is what a crash left."""
     return data.split(b"\n")[:-1]
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name only when all of it is on the disk."""
-    part = path.with_name(path.name + PART)
-    try:
-        with open(part, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def replace(path: Path, data: bytes) -> None:
-    with replacing(path) as file:
-        file.write(data)
-
-
-def append(path: Path, at: int, line: bytes) -> int:
-    """Write `line` at offset `at`, over whatever a failed append left there; returns the offset of the next one."""
-    with open(path, "r+b" if path.exists() else "wb") as file:
-        file.seek(at)
-        file.truncate()
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
-    return at + len(line)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

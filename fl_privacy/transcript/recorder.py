@@ -9,12 +9,11 @@ from typing import Any
 
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import load_key
+from fl_privacy.roles import RUN
 from fl_privacy.transcript.arrays import Tier
 from fl_privacy.transcript.events import Event
 from fl_privacy.transcript.files import check_name
 from fl_privacy.transcript.write import ViewWriter
-
-RUN = "{run}"
 
 
 class RunRecorder:

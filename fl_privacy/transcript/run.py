@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.errors import TranscriptError
+from fl_privacy.files import PART
 from fl_privacy.transcript.chain import FORMAT
 from fl_privacy.transcript.files import (
     DOCUMENT_LIMIT,
     NAME,
-    PART,
     check_format,
     check_name,
     parse_object,

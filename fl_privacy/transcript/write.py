@@ -10,6 +10,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fl_privacy.errors import TranscriptError
+from fl_privacy.files import PART, append, replace, replacing, sync_folder
 from fl_privacy.transcript import arrays as record_files
 from fl_privacy.transcript.chain import (
     ATTEMPT,
@@ -29,8 +30,6 @@ from fl_privacy.transcript.chain import (
 from fl_privacy.transcript.events import Event
 from fl_privacy.transcript.files import (
     LOG_LIMIT,
-    PART,
-    append,
     canonical,
     check_name,
     complete_lines,
@@ -38,10 +37,7 @@ from fl_privacy.transcript.files import (
     parse_object,
     plain,
     read_bounded,
-    replace,
-    replacing,
     sha256,
-    sync_folder,
     writing,
 )
 from fl_privacy.transcript.run import (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.config import Federation, Hosts
-from fl_privacy.deploy.parties import parties
+from fl_privacy.deploy.parties import parties, serving
 from fl_privacy.errors import ConfigError
 from fl_privacy.roles import CORE, ROLES, SITES
 
@@ -65,8 +65,7 @@ def _service(federation: Federation, role: str, name: str, image: str, run: str,
     made: dict[str, Any] = {**COMMON, "image": image, "networks": list(known.networks)}
     needs: dict[str, Any] = {"init": {"condition": "service_completed_successfully"}}
     if known.awaits:
-        dialled = [other for kind, other in parties(federation) if ROLES[kind].serves in known.dials]
-        needs |= {other: {"condition": "service_healthy"} for other in dialled}
+        needs |= {name: {"condition": "service_healthy"} for _, name in serving(federation, *known.dials)}
     made["depends_on"] = needs
     if known.starts_runs:
         made |= {"restart": "no", "volumes": [kit, "done:/done", "runs:/runs", *shared]}

@@ -19,8 +19,7 @@ from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import LaunchError
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import Authority
-from fl_privacy.roles import ROLES
-from fl_privacy.transcript.recorder import RUN
+from fl_privacy.roles import ROLES, RUN
 
 HOSTS = ("127.0.0.1", "localhost")
 ANY_PORT = "127.0.0.1:0"

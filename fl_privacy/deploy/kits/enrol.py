@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.errors import LaunchError, ProtocolError
+from fl_privacy.files import write_public, write_secret
 from fl_privacy.identity import pki
 from fl_privacy.identity.keyring import Identity, Keyring, load_crl
 from fl_privacy.identity.pki import (
@@ -24,13 +25,11 @@ from fl_privacy.identity.pki import (
     fingerprint,
     load_certificate,
     load_key,
-    write_public,
-    write_secret,
 )
 from fl_privacy.identity.requests import (
     BROKEN,
     MAX_SIGNED,
-    Asked,
+    CheckedRequest,
     Renewal,
     Request,
     Signed,
@@ -53,7 +52,7 @@ def party(kit: Path) -> tuple[Identity, tuple[str, ...]]:
     return folder.identity, hosts_of(folder.identity, folder.kit.hosts, f"kit {kit / 'kit.yaml'}")
 
 
-def request(kit: Path, out: Path | None = None) -> tuple[Path, Asked]:
+def request(kit: Path, out: Path | None = None) -> tuple[Path, CheckedRequest]:
     """Ask for a first certificate. The key is made here, once, and stays here."""
     keys = Keyring(kit / "keys")
     if keys.certificate_file.exists() and keys.key_file.exists():
@@ -62,7 +61,7 @@ def request(kit: Path, out: Path | None = None) -> tuple[Path, Asked]:
     return _write_request(kit, identity, hosts, _own_key(keys.key_file), None, out)
 
 
-def renew(kit: Path, new_key: bool = False, out: Path | None = None) -> tuple[Path, Asked]:
+def renew(kit: Path, new_key: bool = False, out: Path | None = None) -> tuple[Path, CheckedRequest]:
     """Ask for the next certificate, for the same key or a new one; the old key proves who asks."""
     keys = Keyring(kit / "keys")
     identity, hosts = party(kit)
@@ -81,7 +80,7 @@ def _write_request(
     key: ec.EllipticCurvePrivateKey,
     old: tuple[ec.EllipticCurvePrivateKey, str] | None,
     out: Path | None,
-) -> tuple[Path, Asked]:
+) -> tuple[Path, CheckedRequest]:
     csr = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name)]))
@@ -120,7 +119,7 @@ def sign(
     return made
 
 
-def _admit(authority: Authority, asked: Sequence[Asked], replace: bool) -> None:
+def _admit(authority: Authority, asked: Sequence[CheckedRequest], replace: bool) -> None:
     """Whether the authority may sign these, given all that it signed before."""
     records, revoked, batch = authority.records(), authority.revoked(), set[str]()
     barred = {record.key for record in records if record.number in revoked}
@@ -142,7 +141,7 @@ def _admit(authority: Authority, asked: Sequence[Asked], replace: bool) -> None:
             _check_hosts(one, records, revoked)
 
 
-def _check_hosts(one: Asked, records: Sequence[Record], revoked: frozenset[int]) -> None:
+def _check_hosts(one: CheckedRequest, records: Sequence[Record], revoked: frozenset[int]) -> None:
     """A renewal, which is signed without asking, brings no host name more: sites believe whom they dial by it."""
     uri = one.identity.uri
     newest = max(record.since for record in records if record.identity == uri)
@@ -172,7 +171,7 @@ def _plain(host: str) -> str:
         return host.lower()
 
 
-def _check_renewal(authority: Authority, one: Asked) -> None:
+def _check_renewal(authority: Authority, one: CheckedRequest) -> None:
     """The old key speaks for the new one, while its own certificate is good."""
     try:
         if one.request.renewal is None:
@@ -195,7 +194,7 @@ def _check_renewal(authority: Authority, one: Asked) -> None:
         ) from None
 
 
-def _sign_one(authority: Authority, one: Asked, days: int | None, out: Path | None) -> dict[str, Any]:
+def _sign_one(authority: Authority, one: CheckedRequest, days: int | None, out: Path | None) -> dict[str, Any]:
     certificate = authority.certify(one.identity, one.key, one.request.hosts, days)
     revoked = authority.revocations()
     made = Signed(

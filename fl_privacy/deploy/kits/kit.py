@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,10 +13,10 @@ from fl_privacy.config import NAME, Address, Federation, Model
 from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.place import Place
 from fl_privacy.errors import ConfigError
+from fl_privacy.files import is_locked
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.reading import mapping, text_of, validated
-from fl_privacy.roles import ROLES, Role
-from fl_privacy.transcript.recorder import RUN
+from fl_privacy.roles import ROLES, RUN, Role
 
 PAGE = "docs/deploying.md"
 
@@ -107,14 +106,7 @@ class Folder:
     @property
     def served(self) -> bool:
         """Whether a process serves it now, whoever started it: the lock goes with the process, however it ends."""
-        try:
-            with (self.run / "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return is_locked(self.run / "lock")
 
     def at(self, path: Path | None) -> Path | None:
         """A path of the kit, made absolute."""

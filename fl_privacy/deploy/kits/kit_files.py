@@ -8,8 +8,10 @@ from typing import Any
 
 import yaml
 
+from fl_privacy.addresses import port_of, show
 from fl_privacy.deploy.engines import compose as services
 from fl_privacy.deploy.kits.kit import Folder, Kit
+from fl_privacy.roles import ROLES
 
 HOME = "/srv/fl-privacy"
 PROGRAM = "/opt/fl-privacy/bin/fl-privacy"
@@ -33,7 +35,7 @@ ReadWritePaths={writes}
 
 UNIT = """\
 # For fl-privacy in /opt/fl-privacy and a user for it: useradd --system --home-dir /nonexistent fl-privacy
-# {home}/{name}: copy the kit there, owned by that user; then
+# Copy the kit to {home}/{name}, owned by that user; then
 #   systemctl link {home}/{name}/fl-privacy-{name}.service && systemctl enable --now fl-privacy-{name}
 [Unit]
 Description=fl-privacy: {role} {name} of federation {federation}
@@ -46,7 +48,7 @@ User=fl-privacy
 ExecStart={program} serve {home}/{name}
 Restart=on-failure
 RestartSec=5
-# 2: something for a person to mend; starting again would not help.
+# 2: an error that somebody must fix; starting again would not help.
 RestartPreventExitStatus=2
 {common}
 [Install]
@@ -55,9 +57,9 @@ WantedBy=multi-user.target
 
 TRAIN_UNIT = """\
 # For fl-privacy in /opt/fl-privacy and a user for it: useradd --system --home-dir /nonexistent fl-privacy
-# {home}/{name}: copy the kit there, owned by that user; then
+# Copy the kit to {home}/{name}, owned by that user; then
 #   systemctl link {home}/{name}/fl-privacy-{name}.service && systemctl start --no-block fl-privacy-{name}
-# One run, or the rest of one that was broken off; how it goes: journalctl -fu fl-privacy-{name}
+# Starts one run, or resumes an interrupted one; follow it with journalctl -fu fl-privacy-{name}
 [Unit]
 Description=fl-privacy: a run of federation {federation}
 Wants=network-online.target
@@ -72,63 +74,70 @@ TimeoutStartSec=infinity
 
 COMPOSE = """\
 # One container for this kit: chown -R 10001:10001 . && docker compose up -d
-# Mounts and devices are those of kit.yaml; after a change there: fl-privacy refresh .
+# Mounts and devices are those in kit.yaml; after a change there, run fl-privacy refresh .
 """
 
 ENROL = """\
-1. Make this machine's own key and a request for a certificate; the key never leaves the machine:
+1. Make this machine's own key and a certificate request; the key never leaves the machine:
    `fl-privacy pki request .`
-2. Send `{name}.request.json` to the federation's operator, and tell them its fingerprint by another way (telephone).
-3. They send back `{name}.signed.json`: `fl-privacy pki install . {name}.signed.json`
+2. Send `{name}.request.json` to the federation's operator, and give them its fingerprint over a separate channel
+   (by telephone).
+3. They send back `{name}.signed.json`. Install it: `fl-privacy pki install . {name}.signed.json`
 """
 
 TEXTS = {
     "site": """\
-This machine holds the data. It trains, protects the update and sends it out. It opens no port: every connection goes
-outwards, to the SuperLink ({superlink}){and_middleware}.
+This machine holds the data. It trains, protects the update and uploads it. It opens no port: every connection goes
+out, to the SuperLink ({superlink}){and_middleware}.
 
-- `kit.yaml`: set `data` to your data folder, `device` to the GPU if there is one, `policy` to your own policy file
-  (what this site allows: see docs/privacy.md), and `proxy` if the way out is through an HTTP proxy.
-- `state/ledger.jsonl` is the account of the privacy budget you have spent. Back it up; never restore an older one.
-- Start, stop, look: `fl-privacy site start .`, `fl-privacy site stop .`, `fl-privacy site status .`
-- Do not run here: the server, the SuperLink or any middleware of the same federation.
+- In `kit.yaml`, set `data` to your data folder, `device` to the GPU if there is one, `policy` to your own policy file
+  (what this site allows: see docs/privacy.md), and `proxy` if connections leave through an HTTP proxy.
+- `state/ledger.jsonl` records the privacy budget that you have spent. Never restore an older copy of it.
+- Start, stop and check the site: `fl-privacy site start .`, `fl-privacy site stop .`, `fl-privacy site status .`
+- Do not run the server, the SuperLink or any middleware of this federation on this machine.
 """,
     "superlink": """\
 This machine runs Flower's SuperLink behind a gate. Sites and the server connect to {listen}; nobody else needs to.
 
-- A site joins when its `NAME.signed.json` is installed here: `fl-privacy pki install . NAME.signed.json`. It leaves
-  when `nodes/NAME.pub` is deleted.
-- `secret` is shared with the server's kit alone.
+- To admit a site, install its `NAME.signed.json` here: `fl-privacy pki install . NAME.signed.json`. To remove it,
+  delete `nodes/NAME.pub`.
+- `secret` is shared with the server's kit only.
 - Start: `fl-privacy serve .`
 """,
     "server": """\
 This machine starts runs, combines what the middleware releases, and keeps the transcripts in `runs/`.
 
-- With the SuperLink, the middleware and a quorum of sites up: `fl-privacy train .`
-  A run that was broken off is gone on with; `--new` starts another.
-- Do not run here: a site, the shuffler or an aggregator.
+- Once the SuperLink, the middleware and a quorum of sites are up: `fl-privacy train .`
+  This resumes an interrupted run; `--new` starts another one instead.
+- Do not run a site, the shuffler or an aggregator on this machine.
 """,
     "shuffler": """\
-This machine mixes the sites' updates and hands the mixture to the server. It sees every update and who sent it: whoever
-runs it must not be whoever runs the server. Sites and the server connect to {listen}.
+This machine mixes the sites' updates and hands the mixture to the server. It sees every update and who sent it, so
+its operator must not be the server's operator. Sites and the server connect to {listen}.
 
 - Start: `fl-privacy serve .`
 """,
     "aggregator": """\
-This machine averages one shard of every update. It must be run by another party than the other aggregators, for those
-who hold all shards hold the updates. Sites, the server and the evaluator connect to {listen}.
+This machine averages one shard of every update. Each aggregator needs a different operator, because whoever holds all
+shards holds the updates. Sites, the server and the evaluator connect to {listen}.
 
-- `state/` is this shard of the model; back it up between runs.
+- `state/` holds this shard of the model.
 - Start: `fl-privacy serve .`
 """,
     "evaluator": """\
-This machine joins the shards, evaluates the model and tells the server the score alone. The server connects to
+This machine joins the shards, evaluates the model and reports only the score to the server. The server connects to
 {listen}.
 
-- `kit.yaml`: set `data` to the held-out data.
+- In `kit.yaml`, set `data` to the held-out data.
 - Start: `fl-privacy serve .`
 """,
 }
+TEXT = """\
+This machine is dialled at {listen}.
+
+- Start: `fl-privacy serve .`
+"""
+BACKUP = "- Back up {paths} between runs, and the keys.\n"
 
 README = """\
 # {title} of federation {federation}
@@ -138,11 +147,11 @@ README = """\
 
 {enrol}4. Check everything: `fl-privacy preflight .`
 5. {start}
-   They are made from `kit.yaml`: after a change there, `fl-privacy refresh .` makes them anew, unless you have edited
+   Both are made from `kit.yaml`: after a change there, `fl-privacy refresh .` writes them again, unless you have edited
    them yourself.
 
 Certificates are short-lived. `fl-privacy pki renew .` makes the next request; installing the answer needs no restart.
-The whole way, with firewalls, upgrades, backups and what to do when something fails: docs/deploying.md.
+The complete guide, with firewalls, upgrades, backups and troubleshooting: docs/deploying.md.
 """
 
 
@@ -165,7 +174,7 @@ def compose(folder: Folder) -> str:
     made["volumes"] = ["./:/kit", *(_mount(path, writes) for path, writes in _outside(folder))]
     made["restart"] = "no" if runs else "unless-stopped"  # also after the machine was started anew
     if kit.listen:
-        port = kit.listen.rpartition(":")[2]
+        port = port_of(kit.listen)
         made["ports"] = [f"{port}:{port}"]
     services.reserve(made, device)
     whole = {"name": f"fl-privacy-{kit.name}", "services": {kit.name: made}}
@@ -221,10 +230,12 @@ def _digest(text: str) -> str:
 
 def readme(kit: Kit) -> str:
     where = " and ".join(kit.middleware)
-    dialled = f"{kit.hosts[0]}:{kit.listen.rpartition(':')[2]}" if kit.hosts and kit.listen else kit.listen
+    dialled = show(kit.hosts[0], port_of(kit.listen)) if kit.hosts and kit.listen else kit.listen
     facts = {"superlink": kit.superlink, "listen": dialled, "and_middleware": f" and to {where}" if where else ""}
-    text = TEXTS[kit.role].format(**facts)
+    text = TEXTS.get(kit.role, TEXT).format(**facts)
+    if backup := ROLES[kit.role].backup:
+        text += BACKUP.format(paths=" and ".join(f"`{path}`" for path in backup))
     enrol = ENROL.format(name=kit.name)
     title = kit.name if kit.name.startswith(kit.role) else f"{kit.role} {kit.name}"
-    start = f"By systemd: `fl-privacy-{kit.name}.service`; in a container: `compose.yml`; both say how at their top."
+    start = f"Start it with systemd (`fl-privacy-{kit.name}.service`) or in a container (`compose.yml`); each says how."
     return README.format(start=start, title=title, federation=kit.federation, text=text, enrol=enrol)

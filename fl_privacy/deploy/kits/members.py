@@ -11,6 +11,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from fl_privacy.deploy.flower import Control
+from fl_privacy.files import Stamp, stamp
 from fl_privacy.ops.log import Log
 
 MAX_KEY = 4096
@@ -53,13 +54,14 @@ class Members:
 
     def __init__(self, control: Control, folder: Path, log: Log) -> None:
         self._control, self._folder, self._log = control, folder, log
-        self._seen: tuple[tuple[str, int, int], ...] | None = None
+        self._seen: tuple[list[Path], Stamp] | None = None
         self._refused: set[Refusal] = set()
         self._trouble = ""
 
     def keep(self) -> None:
         """Unregister who is gone, register who is new; an unreachable SuperLink is asked at the next call."""
-        now = self._stamp()
+        found = sorted(self._folder.glob("*.pub"))
+        now = found, stamp(found)
         if now == self._seen:
             return
         try:
@@ -88,18 +90,6 @@ class Members:
             else:
                 refused.add(Refusal(wanted[key], key, f"{wanted[key]}.pub: refused; {NEW_KEY}"))
         return refused
-
-    def _stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """What differs once a file came, went or was replaced."""
-        found = []
-        for path in sorted(self._folder.glob("*.pub")):
-            try:
-                stat = path.stat()
-            except OSError:
-                found.append((path.name, 0, 0))
-            else:
-                found.append((path.name, stat.st_ino, stat.st_mtime_ns))
-        return tuple(found)
 
 
 def _accepted(call: Callable[..., None], *arguments: object) -> bool:

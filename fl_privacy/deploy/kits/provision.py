@@ -6,17 +6,19 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from fl_privacy.addresses import host_of, parse, port_of, show
 from fl_privacy.config import Address, Federation, Hosts
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.kits import kit_files
 from fl_privacy.deploy.kits.kit import Folder, Kit, read_kit, write_kit
-from fl_privacy.deploy.parties import address_of, dialled, parties
+from fl_privacy.deploy.parties import dialled, parties
 from fl_privacy.errors import ConfigError, LaunchError
+from fl_privacy.files import write_secret
 from fl_privacy.identity.keyring import Keyring
-from fl_privacy.identity.pki import Authority, install_crl, write_secret
+from fl_privacy.identity.pki import Authority, install_crl
 from fl_privacy.roles import ROLES
 
-EVERYWHERE, EVERYWHERE_6 = "0.0.0.0", "[::]"
+EVERYWHERE, EVERYWHERE_6 = "0.0.0.0", "::"
 METRICS = "127.0.0.1:9464"
 OWN = ("proxy", "device", "data", "policy")
 
@@ -76,15 +78,15 @@ def provision(
 
 def _kit(federation: Federation, hosts: Hosts, role: str, name: str, choices: Choices) -> Kit:
     known = ROLES[role]
-    address = address_of(hosts, role, name) if known.listens else None
-    superlink, evaluator = (dialled(federation, known, serving) for serving in ("superlink", "evaluator"))
+    address = hosts.of(role, name) if known.listens else None
+    superlink, evaluator = (dialled(federation, known, service) for service in ("superlink", "evaluator"))
     return Kit(
         federation=federation.name,
         digest=federation.digest,
         role=role,
         name=name,
         listen=_listen(address) if address else None,
-        hosts=(address.rpartition(":")[0].strip("[]"),) if address else (),
+        hosts=(host_of(address),) if address else (),
         superlink=next(iter(superlink), None),
         middleware=dialled(federation, known, "middleware"),
         evaluator=next(iter(evaluator), None),
@@ -96,7 +98,8 @@ def _kit(federation: Federation, hosts: Hosts, role: str, name: str, choices: Ch
 
 def _listen(address: Address) -> Address:
     """On every address of the machine, of the family that it is dialled by."""
-    return f"{EVERYWHERE_6 if address.startswith('[') else EVERYWHERE}:{address.rpartition(':')[2]}"
+    host, port = parse(address)
+    return show(EVERYWHERE_6 if ":" in host else EVERYWHERE, port)
 
 
 def _with_own(folder: Path, kit: Kit) -> Kit:
@@ -111,7 +114,7 @@ def _with_own(folder: Path, kit: Kit) -> Kit:
         )
     given = {name: getattr(old, name) for name in OWN if getattr(kit, name) is None}
     own = {name: value for name, value in given.items() if value is not None}
-    if old.listen and kit.listen and old.listen.rpartition(":")[2] == kit.listen.rpartition(":")[2]:
+    if old.listen and kit.listen and port_of(old.listen) == port_of(kit.listen):
         own["listen"] = old.listen  # the owner may have bound one interface
     return kit.model_copy(update={**own, "metrics": old.metrics})  # none at all is a choice too
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -10,17 +9,18 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
+from fl_privacy.addresses import parse
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.commands import LOOPBACK, START, Ports, Process, environment, processes
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.members import Members
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import LaunchError
+from fl_privacy.files import locked
 from fl_privacy.identity import tls
 from fl_privacy.identity.keyring import belong_together
 from fl_privacy.identity.pki import load_key
@@ -40,21 +40,12 @@ FATAL = 2  # what our own processes end with when a person must mend something
 def alone(folder: Folder) -> Iterator[None]:
     """One serving process for a kit; the lock goes with the process, however it ends."""
     folder.run.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder.run / "lock").open("w") as lock:
-        until = time.monotonic() + LOOK
-        while not _locked(lock):
-            if time.monotonic() > until:
-                raise LaunchError(f"kit {folder.path}: is served already; stop that first")
-            time.sleep(POLL)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(folder.run / "lock", wait=LOOK))
+        except BlockingIOError:
+            raise LaunchError(f"kit {folder.path}: is served already; stop that first") from None
         yield
-
-
-def _locked(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 @dataclass
@@ -187,10 +178,9 @@ def _members(folder: Folder, ports: Ports, log: Log) -> Members | None:
 
 def reachable(address: str) -> bool:
     """Whether somebody listens there."""
-    host, _, port = address.rpartition(":")
-    host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
+    host, port = parse(address)
     try:
-        with socket.create_connection((host, int(port)), 1.0):
+        with socket.create_connection(({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port), 1.0):
             return True
     except OSError:
         return False

@@ -18,7 +18,7 @@ from fl_privacy.deploy.plan import ServerPlan, new_run_name
 from fl_privacy.deploy.preflight.checks import disk
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import ConfigError, LaunchError
-from fl_privacy.identity.pki import write_public
+from fl_privacy.files import write_public
 from fl_privacy.ops.log import Log
 from fl_privacy.transcript.run import anchor
 

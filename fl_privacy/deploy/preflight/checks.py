@@ -13,11 +13,12 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from fl_privacy.addresses import parse
 from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation
 from fl_privacy.deploy.preflight.finding import Check
 from fl_privacy.deploy.preflight.reach import peer
-from fl_privacy.errors import FederationError
+from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.tasks.catalog import TASKS
 
@@ -96,16 +97,16 @@ def devices(federation: Federation) -> Iterator[Check]:
 
 def port(address: str) -> Check:
     """Whether we could listen there."""
-    host, _, number = address.rpartition(":")
-    if not number.isdecimal() or not 0 <= int(number) <= 65535:
+    try:
+        host, number = parse(address)
+    except LaunchError:
         return Check("port", False, f"{address}: not host:port", "write it as 127.0.0.1:8443")
-    host = host.strip("[]") or "127.0.0.1"
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if probe.family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind((host, int(number)))
+            probe.bind((host, number))
     except OSError as error:
         return Check("port", False, f"{address}: {error.strerror}", "choose another port, or stop what listens there")
     return Check("port", True, f"{address} is free")

@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from fl_privacy.addresses import host_of
 from fl_privacy.config import Address
 from fl_privacy.deploy import confine
 from fl_privacy.deploy.kits.kit import Folder
@@ -60,15 +61,15 @@ def run(folder: Folder, reach: bool = True) -> list[Check]:
         if kit.superlink:
             there.append((kit.superlink, lambda: _gate(folder)))
         elif not folder.role.has_gate and folder.federation.hosts:
-            asked.append(_Asked("clock", lambda: _clock(_date(folder)), []))
+            asked.append(_Probe("clock", lambda: _clock(_date(folder)), []))
         there += [(address, lambda address=address: [_peer(folder, address)]) for address in _dialled(folder)]  # type: ignore[misc]
-    asked += [_Asked(*test) for test in there]
-    done = [check for test in here for check in _Asked(*test).wait()]
+    asked += [_Probe(*test) for test in there]
+    done = [check for test in here for check in _Probe(*test).wait()]
     until = time.monotonic() + LONGEST
     return done + [check for one in asked for check in one.wait(max(0.0, until - time.monotonic()))]
 
 
-class _Asked:
+class _Probe:
     """A test in a thread of its own, which nobody waits for when its time is over: a name server may not answer."""
 
     def __init__(self, what: str, test: Test, late: list[Check] | None = None) -> None:
@@ -134,7 +135,7 @@ def _peer(folder: Folder, address: Address) -> Check:
 
 def _named(address: Address) -> Check | None:
     """None where the name is known."""
-    host = address.rpartition(":")[0].strip("[]")
+    host = host_of(address)
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:

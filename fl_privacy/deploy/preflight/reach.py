@@ -7,6 +7,7 @@ import ssl
 import time
 from dataclasses import dataclass
 
+from fl_privacy.addresses import host_of, parse
 from fl_privacy.deploy.preflight.finding import Check
 from fl_privacy.errors import FederationError
 from fl_privacy.gate import dial
@@ -26,12 +27,12 @@ class Way:
 
     @property
     def host(self) -> str:
-        return self.address.rpartition(":")[0].strip("[]")
+        return host_of(self.address)
 
     def open(self, until: float) -> socket.socket:
         """A connection, not later than `until`."""
         try:
-            where = dial.proxy_address(self.proxy) if self.proxy else (self.host, int(self.address.rpartition(":")[2]))
+            where = dial.proxy_address(self.proxy) if self.proxy else parse(self.address)
             sock = socket.create_connection(where, _left(until))
         except (OSError, FederationError) as error:
             if self.proxy:
