@@ -75,7 +75,6 @@ def test_nothing_is_left_running(unbroken: Result) -> None:
     assert processes_of(Path(unbroken.path)) == []
 
 
-@pytest.mark.e2e
 def test_simulation_gives_the_same_model_bit_for_bit(unbroken: Result, runs: Path) -> None:
     simulated = up(Federation.parse(REPEATABLE), "simulation", runs)
     assert simulated.status == "completed", simulated.reason
