@@ -25,8 +25,8 @@ from .app import app
 class Forks(Backend):
     """A pool of forks in which Flower's Simulation Runtime runs the ClientApp.
 
-    They share what this process has loaded, code and data, where every one of Ray's actors would load its own. They
-    are made before the first thread starts: a fork inherits the locks of other threads, and nobody to release them.
+    They share the code and the data that this process has loaded; every one of Ray's actors would load its own. They
+    are made before the first thread starts: a fork inherits the locks of other threads, but not the threads.
     """
 
     def __init__(self, count: int) -> None:

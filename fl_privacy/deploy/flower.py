@@ -111,8 +111,8 @@ def build_app(folder: Path = APP) -> bytes:
 def simulate(config: Mapping[str, str], sites: int, backend: Any) -> None:
     """Run our app on Flower's Simulation Runtime, in this process, until its ServerApp ends.
 
-    This is the call that SuperLink, SuperExec and flwr-simulation come down to, which take seconds to start, each. The
-    runtime knows one backend, Ray's, which it imports by name when it starts: `backend` takes its place.
+    `flwr run` ends in this call too, after it has started SuperLink, SuperExec and flwr-simulation, seconds later. The
+    runtime has no setting for a backend other than Ray's, which it imports by name: `backend` is put in its place.
     """
     from flwr.app import Context, RecordDict
     from flwr.common.config import get_fused_config_from_dir, get_project_config
