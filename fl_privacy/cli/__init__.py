@@ -8,16 +8,7 @@ from typing import Any
 
 from fl_privacy.errors import FederationError
 
-from . import (  # noqa: F401 (each adds its commands to the program)
-    attack,
-    deploy,
-    pki,
-    plugins,
-    run,
-    site,
-    status,
-    transcript,
-)
+from . import attack, deploy, pki, plugins, run, site, status, transcript  # noqa: F401 (each adds commands)
 from .common import INTERRUPTED, app
 
 
