@@ -3,11 +3,6 @@
 from fl_privacy.registry import Registry
 from fl_privacy.routes.base import Route
 
-ROUTES: Registry[type[Route]] = Registry(
-    "fl_privacy.routes",
-    {
-        "server": "fl_privacy.routes.server:ServerRoute",
-        "shuffler": "fl_privacy.routes.shuffler:ShufflerRoute",
-        "shards": "fl_privacy.routes.shards:ShardsRoute",
-    },
-)
+KINDS = ("server", "shuffler", "shards")
+OURS = {kind: f"fl_privacy.routes.{kind}:{kind.title()}Route" for kind in KINDS}
+ROUTES: Registry[type[Route]] = Registry("fl_privacy.routes", OURS)
