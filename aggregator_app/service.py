@@ -21,6 +21,7 @@ from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
 from fl_privacy.routes.base import only
 from fl_privacy.routes.shards import ShardsRoute
+from fl_privacy.transcript.events import rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import header_of
@@ -111,8 +112,8 @@ class Aggregator(Middleware):
     ) -> tuple[Array, dict[str, NDArray[Any]]]:
         matrix, tiers = rows.gather(clients)
         if self.recorder is not None:
-            events = [{"kind": "row", "name": name, "row": row} for row, name in enumerate(clients)]
-            self.recorder.record(spec.run, spec.round, spec.attempt, self.coding.stored(matrix), tiers, events)
+            stored = self.coding.stored(matrix)
+            self.recorder.record(spec.run, spec.round, spec.attempt, stored, tiers, rows_of(clients))
         combiner = Combiner(self.federation)
         combiner.restore(self._store.load(spec.run, spec.round - 1)[1])
         shard = combiner.step(model, self.coding.decode(matrix, model.size), tiers)

@@ -1,5 +1,6 @@
-"""Attacks on recorded runs: `run(view, knowledge)` sees one party's view, `score(findings, truth)` what it is worth."""
+"""Attacks on recorded runs, one folder each: `run` sees some parties' views, `score` says what it found is worth."""
 
-from attacks.replay import ATTACKS, known, replay
+from attacks.common.attack import ATTACKS, known
+from attacks.common.replay import replay
 
 __all__ = ["ATTACKS", "known", "replay"]

@@ -86,7 +86,7 @@ def _round(stubs: Sequence[rpc.Stub], model: NDArray[np.float32], number: int) -
     header = pb.RoundHeader(
         run="bench", round=number, attempt=f"attempt-{number}", cohort=len(sites), quorum=len(sites), deadline=TIMEOUT
     )
-    header.layout, header.length, header.model = "bench", model.size, digest(model)
+    header.layout, header.length, header.parameters, header.model = "bench", model.size, model.size, digest(model)
     client.open_round(server, header, model, TIMEOUT)
     with ThreadPoolExecutor(len(sites)) as pool:
         list(pool.map(lambda site: client.submit(site, header, model, TIMEOUT), sites))

@@ -24,6 +24,7 @@ from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
+from fl_privacy.transcript.events import Invited
 from fl_privacy.wire import rpc
 from fl_privacy.wire.stream import digest
 
@@ -170,8 +171,9 @@ class Coordinator:
     def _record(self, ask: Ask, outcome: Outcome) -> None:
         """Exactly what this server saw, and the models it held."""
         rows = {} if outcome.rows is None else self.federation.coding.stored(outcome.rows)
-        invited = [{"kind": "invited", "name": name} for name in sorted(ask.cohort)]
-        self.view.record(ask.round, ask.attempt, {**self.models, **rows}, outcome.tiers, invited + outcome.receipts)
+        invited = [Invited(name=name) for name in sorted(ask.cohort)]
+        events = [*invited, *outcome.receipts]
+        self.view.record(ask.round, ask.attempt, {**self.models, **rows}, outcome.tiers, events)
 
     def _evaluate(self, round: int, outcome: Outcome, seconds: float) -> None:
         with self.metrics.phase("evaluate"):

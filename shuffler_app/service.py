@@ -16,6 +16,7 @@ from fl_privacy.routes.base import only
 from fl_privacy.routes.shuffler import ShufflerRoute
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp
 from fl_privacy.shuffle.mixing import Group
+from fl_privacy.transcript.events import Mixing, rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
 from fl_privacy.wire import federation_pb2 as pb
@@ -49,9 +50,8 @@ class Shuffler(Middleware):
             matrix, tiers = await asyncio.to_thread(rows.gather, clients)
             job, labels = await asyncio.to_thread(self._plan, tiers, attempt)
             if self.recorder is not None:
-                events = [{"kind": "row", "name": name, "row": row} for row, name in enumerate(clients)]
                 # How they are mixed, keys and all: with it the origin of every value can be told, and only with it.
-                events.append({"kind": "mixing", "job": job.to_json()})
+                events = [*rows_of(clients), Mixing(job=job.to_json())]
                 await asyncio.to_thread(
                     self.recorder.record, spec.run, spec.round, spec.attempt, self.coding.stored(matrix), tiers, events
                 )

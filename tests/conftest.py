@@ -7,16 +7,37 @@ Long groups go first, for the last one to end decides how long all of them take.
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 from collections.abc import Generator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# As the launcher sets it for its processes: threads that wait for each other only slow a machine that is busy anyway.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# How long an example takes says more of the other tests that run than of the code.
+settings.register_profile("side-by-side", deadline=None)
+settings.load_profile("side-by-side")
 
 # Fixtures that start a federation, a network of machines or containers. Whoever asks for one is end-to-end; a test that
 # starts a federation itself says so with `@pytest.mark.e2e`.
-WHOLE = ("machines", "audited", "unbroken", "metered", "seen", "loot", "demo", "published", "world", "stack", "image")
+WHOLE = (
+    "machines",
+    "audited",
+    "unbroken",
+    "metered",
+    "seen",
+    "loot",
+    "demo",
+    "published",
+    "colluded",
+    "world",
+    "stack",
+    "image",
+)
 # Those that start Ray. Two Rays that start at once on a small machine time each other out, so they take turns; a test
 # that starts one itself says so with `@pytest.mark.ray`.
 RAYS = ("audited", "published")

@@ -12,16 +12,21 @@ import pytest
 import yaml
 from numpy.typing import NDArray
 
-from attacks import linkage, scores, unmixing
-from attacks.denoiser import Denoiser, learn
-from attacks.observed import Observation, observe
-from attacks.privacy_inference import Knowledge, examine
-from attacks.truth import Truth, mixed, owners_of, reveal
+import attacks
+from attacks.common.knowledge import Knowledge, knowledge_of
+from attacks.common.observed import Observation, as_received, observe
+from attacks.common.truth import Truth, mixed, owners_of
+from attacks.privacy_inference import linkage, unmixing
+from attacks.privacy_inference.denoiser import Denoiser, learn
+from attacks.privacy_inference.run import examine
+from attacks.privacy_inference.score import Known, judge
 from commands import cli, json_of
 from fl_privacy.config import Federation
 from fl_privacy.dp import ldp
+from fl_privacy.errors import FederationError
 from fl_privacy.shuffle import model, parameter
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp, mix
+from fl_privacy.tasks.attacker import facts_of
 from fl_privacy.transcript import open_run
 
 DELTA = 1e-5
@@ -154,7 +159,7 @@ Shuffle = Callable[[NDArray[np.float32], bytes], None]
 
 def traced(sent: NDArray[np.float32], shuffle: Shuffle, key: bytes) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
     """What a shuffle makes of these updates, and where every value is from."""
-    rows, numbers = sent.copy(), unmixing.as_received(sent).astype(np.float32)
+    rows, numbers = sent.copy(), as_received(sent).astype(np.float32)
     shuffle(rows, key)
     shuffle(numbers, key)
     return rows, numbers.astype(np.int16)
@@ -200,7 +205,7 @@ def run_dir(audited: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def knowledge(run_dir: Path) -> Knowledge:
-    return Knowledge(Federation.model_validate(open_run(run_dir).manifest["config"]))
+    return knowledge_of(Federation.model_validate(open_run(run_dir).manifest["config"]), None, {"auxiliary"})
 
 
 # How far above chance each is, at the least, where nothing protects the updates.
@@ -232,45 +237,45 @@ def test_intrashuffler_with_noise_leaves_little_of_single_sites(audited: Path) -
     assert found["cossim"]["value"] < 0.4 * measures(audited, "no-defence")["cossim"]["value"]
 
 
-def planted(run_dir: Path, shuffle: Shuffle, by_label: bool) -> tuple[list[Observation], Truth]:
+def planted(run_dir: Path, shuffle: Shuffle, by_label: bool) -> tuple[list[Observation], Known]:
     """The rows of the unprotected run after a shuffle of ours, of all or within each label; and the truth of it."""
     run = open_run(run_dir)
     seen, after, rounds = observe(run.view("server")), [], []
-    truth = reveal(run, seen, None)
-    for one, known in zip(seen, truth.rounds, strict=True):
-        rows, sources = one.rows.copy(), unmixing.as_received(one.rows).astype(np.int16)
+    truth = Truth(run)
+    for one in seen:
+        rows, sources = one.rows.copy(), as_received(one.rows).astype(np.int16)
         for number, bucket in enumerate(one.buckets() if by_label else [np.arange(len(rows))]):
             key = one.round.to_bytes(31, "big") + bytes([number])
             rows[bucket], places = traced(one.rows[bucket], shuffle, key)
             sources[bucket] = bucket[places]
         after.append(replace(one, rows=rows))
-        rounds.append(replace(known, sources=sources, owners=owners_of(sources)))
-    return after, replace(truth, rounds=rounds)
+        rounds.append(replace(truth.round(one.round), sources=sources, owners=owners_of(sources)))
+    return after, Known(truth.federation, rounds, truth.labels, truth.groups)
 
 
 def test_a_planted_weak_shuffle_is_seen_through(run_dir: Path, knowledge: Knowledge) -> None:
     """One permutation for all coordinates: rows stay whole, in another order, and nothing is protected."""
     seen, truth = planted(run_dir, model.shuffle, by_label=True)
-    found = scores.score(examine(seen, knowledge), truth)["measures"]
+    found = judge(examine(seen, knowledge), truth).measures
     for name in ("cossim", "linkage", "surrogate_accuracy", "ari", "reassigned", "presence", "bucket_attribute"):
-        assert found[name]["value"] > found[name]["chance"] + 0.05, name
+        assert found[name].value > found[name].chance + 0.05, name
 
 
 def test_rows_mixed_from_the_whole_cohort_link_to_nobody(run_dir: Path, knowledge: Knowledge) -> None:
     seen, truth = planted(run_dir, parameter.shuffle, by_label=False)
-    found = scores.score(examine(seen, knowledge), truth)["measures"]
-    assert abs(found["linkage"]["value"] - found["linkage"]["chance"]) < 0.1
-    assert found["surrogate_accuracy"]["value"] < found["surrogate_accuracy"]["chance"] + 0.1
-    assert found["cossim"]["value"] < 0.4  # at least 60 % less than the whole rows' 0.99
+    found = judge(examine(seen, knowledge), truth).measures
+    assert abs(found["linkage"].value - found["linkage"].chance) < 0.1
+    assert found["surrogate_accuracy"].value < found["surrogate_accuracy"].chance + 0.1
+    assert found["cossim"].value < 0.4  # at least 60 % less than the whole rows' 0.99
 
 
 def test_buckets_of_two_hide_little_and_their_sums_nothing(audited: Path, run_dir: Path, knowledge: Knowledge) -> None:
     """Four sites share a label, two of them in a round: what is mixed is still like them."""
     seen, truth = planted(run_dir, parameter.shuffle, by_label=True)
-    found = scores.score(examine(seen, knowledge), truth)["measures"]
+    found = judge(examine(seen, knowledge), truth).measures
     before = measures(audited, "no-defence")
-    assert found["linkage"]["chance"] + 0.1 < found["linkage"]["value"] < 0.7 * before["linkage"]["value"]
-    assert found["bucket_attribute"]["value"] == pytest.approx(before["bucket_attribute"]["value"], abs=0.05)
+    assert found["linkage"].chance + 0.1 < found["linkage"].value < 0.7 * before["linkage"]["value"]
+    assert found["bucket_attribute"].value == pytest.approx(before["bucket_attribute"]["value"], abs=0.05)
 
 
 def test_the_command_prints_and_keeps_the_scores(run_dir: Path) -> None:
@@ -278,6 +283,7 @@ def test_the_command_prints_and_keeps_the_scores(run_dir: Path) -> None:
     found = said["attacks"]["privacy-inference"]
     assert found["seeds"] == 2
     assert found["measures"]["linkage"]["half_interval"] is not None
+    assert found["observers"] == ["server"]
     assert json.loads((run_dir / "attacks" / "privacy-inference.json").read_text()) == found
 
 
@@ -294,9 +300,10 @@ def test_the_report_has_our_number_and_the_papers(audited: Path) -> None:
 
 def test_what_cannot_be_attacked_says_why(run_dir: Path, tmp_path: Path) -> None:
     for words, reason in (
-        ((run_dir, "no-such-attack"), "'no-such-attack' is unknown; use privacy-inference"),
+        ((run_dir, "no-such-attack"), "'no-such-attack' is unknown; use one of privacy-inference"),
         ((tmp_path, "privacy-inference"), "no run here"),
         ((run_dir, "--seeds", "0"), "seeds: 0 is not positive"),
+        ((run_dir, "--observer", "server,aggregator-0"), "no view of 'aggregator-0'; use server, or record a run"),
     ):
         done = cli("attack", *words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -308,14 +315,30 @@ def test_a_run_without_truth_is_refused(run_dir: Path) -> None:
     config = Federation.model_validate(run.manifest["config"]).model_dump(mode="json")
     closed = replace(run, manifest={**run.manifest, "config": {**config, "audit": False}})
     with pytest.raises(Exception, match="record the run with `audit: true`"):
-        reveal(closed, observe(run.view("server")), None)
+        Truth(closed)
 
 
 def test_data_that_nobody_else_has_are_named() -> None:
     task = yaml.safe_load("{dataset: heart-disease, model: mlp, partition: {kind: by-site}}")
     federation = Federation.model_validate({"sites": 4, "task": task})
     with pytest.raises(Exception, match="auxiliary data"):
-        Knowledge(federation).clean([])
+        _ = knowledge_of(federation, None, {"auxiliary"}).auxiliary
+
+
+def test_an_attack_that_declares_no_need_of_auxiliary_data_gets_none() -> None:
+    with pytest.raises(FederationError, match="add 'auxiliary' to its needs"):
+        _ = knowledge_of(Federation.model_validate({"sites": 4}), None, frozenset()).auxiliary
+
+
+def test_data_sets_give_the_attacker_s_facts_themselves() -> None:
+    digits = Federation.model_validate({"sites": 4})
+    assert facts_of("digits").groups(digits).tolist() == [0, 1, 2, 3]
+    assert facts_of("digits").auxiliary(digits, None, 3).labels.shape == (96,)
+    task = {"dataset": "lcl", "model": "lstm", "partition": {"kind": "by-site"}}
+    households = Federation.model_validate({"sites": 42, "task": task})
+    assert facts_of("lcl").groups(households).tolist() == [*range(40), 0, 1]
+    root = Path(attacks.__file__).parent
+    assert not [path for path in root.rglob("*.py") if "lcl" in path.read_text().lower()]
 
 
 def test_the_denoiser_reads_noise_by_label() -> None:

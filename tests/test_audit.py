@@ -1,4 +1,4 @@
-"""Audits: a matrix is checked before it runs, goes on where it ended, and reports our numbers beside the paper's."""
+"""Audits: a matrix is checked before it runs, continues where it ended, and reports our numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,18 @@ from hypothesis import strategies as st
 import attacks
 from attacks.audit import run
 from attacks.audit.matrix import load, merged
+from attacks.common.knowledge import Knowledge, Need
+from attacks.common.measure import Scores
+from attacks.common.truth import Truth
 from fl_privacy import cli
 from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.report.interval import mean_interval
+from fl_privacy.transcript.read import View
 
-PAPERS = sorted((Path(__file__).parent.parent / "configs" / "papers").glob("*.yaml"))
+CONFIGS = Path(__file__).parent.parent / "configs"
+MATRICES = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "\ncells:" in path.read_text()]
 
 MATRIX: dict[str, Any] = yaml.safe_load("""
 name: tiny
@@ -72,6 +77,19 @@ def replay(run_dir: Path, names: tuple[str, ...], data_dir: Path | None, seeds: 
     return {name: {"measures": {"leak": measure}, "curves": curves} for name in names}
 
 
+class Guess:
+    """An attack that `replay` above stands in for."""
+
+    name, observers = "guess", ("server",)
+    needs: frozenset[Need] = frozenset()
+
+    def run(self, views: Mapping[str, View], knowledge: Knowledge, seed: int) -> None:
+        raise AssertionError
+
+    def score(self, findings: None, truth: Truth) -> Scores:
+        raise AssertionError
+
+
 class Engine:
     """Stands in for `up`: notes what was run, and fails or is interrupted when told so."""
 
@@ -93,12 +111,13 @@ class Engine:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     made = Engine()
     monkeypatch.setattr(run, "up", made)
     monkeypatch.setattr(attacks, "replay", replay)
-    monkeypatch.setitem(attacks.ATTACKS, "guess", lambda *_: [])
-    return made
+    attacks.ATTACKS.add("guess", Guess())
+    yield made
+    attacks.ATTACKS.remove("guess")
 
 
 def audit(*words: str | Path) -> int:
@@ -174,7 +193,7 @@ def test_an_unknown_attack_is_told_before_anything_runs(
     tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert audit(written(tmp_path, attacks=["guesses"]), "--out", tmp_path / "out") == 2
-    assert "'guesses' is unknown; use privacy-inference" in capsys.readouterr().err
+    assert "'guesses' is unknown; use one of privacy-inference, guess" in capsys.readouterr().err
     assert engine.ran == []
 
 
@@ -189,15 +208,52 @@ def test_missing_data_are_told_before_anything_runs(tmp_path: Path, engine: Engi
     assert engine.ran == []
 
 
-@pytest.mark.parametrize("path", PAPERS, ids=[path.stem for path in PAPERS])
+@pytest.mark.parametrize("path", MATRICES, ids=[path.stem for path in MATRICES])
 @pytest.mark.parametrize("reduced", [False, True])
-def test_the_papers_matrices_are_sound(path: Path, reduced: bool, tmp_path: Path) -> None:
+def test_the_shipped_matrices_are_sound(path: Path, reduced: bool, tmp_path: Path) -> None:
     """Each cell is valid, under the other way to privatise too, and each measure of a table is explained."""
     switched = tmp_path / path.name
     switched.write_text(path.read_text().replace("kind: dpsgd", "kind: ldp"))
     matrix = load(switched, reduced).matrix
     places = [place for table in matrix.tables for row in table.rows for place in table.places(row)]
     assert {place.measure for place in places} <= matrix.measures.keys()
+
+
+# The ten federations of the baselines: budgets, noise, route and weights of each defence.
+BUDGETS = {"count": 10, "epsilon": [0.5, 1, 2, 4, 8]}
+DPSGD = {"kind": "dpsgd", "clip": 1.0, "delta": 1e-5}
+BUCKETS = {"n_min": 2, "buckets": "published"}
+DEFENCES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
+    "no-defence": (10, {"kind": "none"}, {"kind": "server"}, "equal"),
+    "plain-dp": (BUDGETS, DPSGD, {"kind": "server"}, "epsilon"),
+    "shuffle-dp": (BUDGETS, DPSGD, {"kind": "shuffler", "level": "model", "n_min": 2}, "epsilon"),
+    "layer-shuffle": (BUDGETS, DPSGD, {"kind": "shuffler", "level": "layer", **BUCKETS}, "epsilon"),
+    "intrashuffler": (BUDGETS, DPSGD, {"kind": "shuffler", "level": "parameter", **BUCKETS}, "epsilon"),
+}
+
+
+@pytest.mark.parametrize("defence", DEFENCES)
+@pytest.mark.parametrize("partition", [{"kind": "dirichlet", "alpha": 0.3}, {"kind": "iid"}], ids=["", "iid"])
+def test_the_baselines_are_five_defences_on_two_partitions(defence: str, partition: dict[str, Any]) -> None:
+    jobs = {job.cell: job for job in load(CONFIGS / "baselines.yaml").jobs}
+    assert len(jobs) == 10
+    sites, privatise, route, weights = DEFENCES[defence]
+    expected = {
+        "name": "baselines",
+        "seed": 7,
+        "sites": sites,
+        "cohort": 10,
+        "quorum": 8,
+        "rounds": 10,
+        "audit": True,
+        "task": {"dataset": "digits", "model": "mlp", "partition": partition},
+        "privatise": privatise,
+        "route": route,
+        "combine": {"kind": "fedavg", "weights": weights},
+    }
+    cell = f"{defence}-iid" if partition["kind"] == "iid" else defence
+    assert jobs[cell].federation == Federation.model_validate(expected)
+    assert jobs[cell].attacks == ("privacy-inference",)
 
 
 # Running
@@ -288,7 +344,7 @@ def test_an_interruption_keeps_what_is_done_and_nothing_half(
     engine.trouble = trouble
     out = tmp_path / "out"
     assert audit(written(tmp_path), "--out", out) == 130
-    assert "2 of 4 runs are done; the same command goes on" in capsys.readouterr().err
+    assert "2 of 4 runs are done; the same command continues" in capsys.readouterr().err
     assert len(list((out / "cells").iterdir())) == 2
     assert list((out / "runs").iterdir()) == []
     assert "2 of 4 runs are finished" in (out / "report.md").read_text()

@@ -81,6 +81,7 @@ def collected(run: Path, kits: Path) -> None:
             shutil.copytree(kit / role.records / run.name, run / role.records / kit.name)
 
 
+@pytest.mark.e2e
 @pytest.mark.timeout(900)
 def test_kits_run_twice_and_both_runs_verify_with_all_views_and_truth(tmp_path: Path) -> None:
     made, authority, kits = audited(iter(free_port, None)), Authority.open(tmp_path / "ca"), tmp_path / "kits"

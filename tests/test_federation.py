@@ -23,6 +23,7 @@ from fl_privacy.deploy import flower
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.transcript import open_run, verify
+from fl_privacy.transcript.events import Row
 
 REPEATABLE = """
 name: repeatable
@@ -104,7 +105,8 @@ def test_the_server_sees_the_shufflers_updates_mixed(unbroken: Result) -> None:
 def test_no_field_of_the_server_view_names_who_sent_a_row(unbroken: Result) -> None:
     view = open_run(unbroken.path).view("server")
     for round in view.rounds:
-        rows = [event for event in view.events(round) if event.get("name") in ("site-0", "site-1", "site-2", "site-3")]
+        events = [event.to_json() for event in view.events(round)]
+        rows = [event for event in events if event.get("name") in ("site-0", "site-1", "site-2", "site-3")]
         assert {event["kind"] for event in rows} <= {"invited", "receipt"}
         invited = [event["name"] for event in rows if event["kind"] == "invited"]
         assert invited == sorted(invited)
@@ -113,9 +115,11 @@ def test_no_field_of_the_server_view_names_who_sent_a_row(unbroken: Result) -> N
 def test_truth_is_what_the_shuffler_received(unbroken: Result) -> None:
     run = open_run(unbroken.path)
     view = run.view("shuffler")
-    for event in [e for e in view.events(1) if e.get("name", "").startswith("site-")]:
-        update = run.truth(event["name"]).round(1).arrays["update"]
-        assert np.array_equal(update, view.round(1).arrays["updates"][event["row"]])
+    rows = [event for event in view.events(1) if isinstance(event, Row)]
+    assert len(rows) == len(view.round(1).arrays["updates"])
+    for event in rows:
+        update = run.truth(event.name).round(1).arrays["update"]
+        assert np.array_equal(update, view.round(1).arrays["updates"][event.row])
 
 
 def test_the_fab_holds_only_its_pyproject() -> None:
@@ -222,4 +226,4 @@ def test_up_ends_with_one_line_of_json_and_the_server_route_names_every_row(tmp_
     assert shown["views"]["server"]["arrays"]["updates"] == [3, 4810]
     assert cli("transcript", "verify", result["path"]).returncode == 0
     events = open_run(result["path"]).view("server").events(1)
-    assert {e["name"]: e["row"] for e in events if e.get("kind") == "row"} == {f"site-{i}": i for i in range(3)}
+    assert {e.name: e.row for e in events if isinstance(e, Row)} == {f"site-{i}": i for i in range(3)}

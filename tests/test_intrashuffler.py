@@ -13,6 +13,7 @@ from fl_privacy.deploy.engines.engine import up
 from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.dp import ldp
 from fl_privacy.transcript import open_run
+from fl_privacy.transcript.events import Row
 
 EPSILONS = [0.5, 0.5, 6, 8, 8]
 CONFIG = f"""
@@ -60,7 +61,7 @@ def test_the_server_sees_bucket_labels_and_columns_mixed_within_each_bucket(publ
 def test_what_leaves_a_site_is_noised_as_its_budget_says(published: Result) -> None:
     run = open_run(published.path)
     sent, _ = run.view("shuffler").round(1)
-    rows = {event["name"]: event["row"] for event in run.view("shuffler").events(1) if "row" in event}
+    rows = {event.name: event.row for event in run.view("shuffler").events(1) if isinstance(event, Row)}
     for i, epsilon in enumerate(EPSILONS):
         noise = sent["updates"][rows[f"site-{i}"]] - ldp.clip(run.truth(f"site-{i}").round(1).arrays["update"], 1.0)
         assert noise.std() == pytest.approx(ldp.scale(1.0, epsilon, 1e-5), rel=6 / np.sqrt(2 * noise.size))

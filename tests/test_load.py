@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 
 from fl_privacy.config import Federation, Partition, Training
 from fl_privacy.errors import DataError, FederationError
-from fl_privacy.tasks import files, lcl
+from fl_privacy.tasks import files, lcl, lcl_attacker
 from fl_privacy.tasks.catalog import CATALOG, LCL_HOUSEHOLDS
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.load import (
@@ -259,16 +259,16 @@ def test_the_attacker_s_households_are_not_in_the_federation(data_dir: Path) -> 
     assert members.households == LCL_HOUSEHOLDS
     assert len(others.households) == 20
     assert not set(members.households) & set(others.households)
-    known = lcl.auxiliary(data_dir)
-    assert not set(known.split.sites) & set(CATALOG["lcl"].sites)
-    assert known.behaviour.shape == (len(known.split.sites),) == (92,)
+    known, behaviour = lcl_attacker.outsiders(data_dir)
+    assert not set(known.sites) & set(CATALOG["lcl"].sites)
+    assert behaviour.shape == (len(known.sites),) == (92,)
 
 
 def test_behaviour_is_that_of_the_household(data_dir: Path) -> None:
-    known, truth = lcl.auxiliary(data_dir), lcl.behaviour(data_dir)
+    (known, behaviour), truth = lcl_attacker.outsiders(data_dir), lcl_attacker.members(data_dir)
     assert truth.shape == (200,)
     np.testing.assert_array_equal(truth.reshape(5, 40), np.tile(truth[:40], (5, 1)))
-    homes = {site.rpartition("-")[0]: label for site, label in zip(known.split.sites, known.behaviour, strict=True)}
+    homes = {site.rpartition("-")[0]: label for site, label in zip(known.sites, behaviour, strict=True)}
     assert sum(homes.values()) == 10
     assert 0.3 < truth.mean() < 0.7
 

@@ -25,7 +25,8 @@ from PIL import Image
 from fl_privacy.errors import DataError, FederationError
 from fl_privacy.tasks import cache, cifar10, digits, files, heart_disease, mnist
 from fl_privacy.tasks.catalog import CATALOG, MODELS, fits
-from fl_privacy.tasks.datasets import DATASETS, Dataset, Split, load
+from fl_privacy.tasks.data import Dataset, Split
+from fl_privacy.tasks.datasets import DATASETS, load
 from fl_privacy.tasks.models import BUILDERS, build
 from fl_privacy.tasks.partition import fewest, partition
 from fl_privacy.tasks.train import Recipe, device, evaluate, few_threads, fit

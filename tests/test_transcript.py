@@ -30,6 +30,7 @@ from safetensors.numpy import load_file
 
 from fl_privacy.errors import TranscriptError
 from fl_privacy.transcript import RunWriter, ViewWriter, arrays, chain, open_run, verify
+from fl_privacy.transcript.events import Invited, Mixing, Other, Receipt, Row, parse, rows_of
 from fl_privacy.transcript.files import canonical, sha256
 from fl_privacy.transcript.signing import HEAD_DOMAIN, Signer
 
@@ -103,7 +104,7 @@ def make_run(root: Path, close: str | None = "completed") -> Path:
     ]
     for t in range(1, 4):
         for writer in writers:
-            writer.record(t, "a1", {"updates": matrix(t)}, tiers=[1.0, "gold"], events=[{"t": t}])
+            writer.record(t, "a1", {"updates": matrix(t)}, tiers=[1.0, "gold"], events=[Other(fields={"t": t})])
         run.metric({"round": t, "loss": 1 / t})
     run.update(rounds=3)
     if close:
@@ -134,11 +135,21 @@ SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 ARRAYS = DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, SHAPES))
 
 
+WORDS = st.text(max_size=4)
+EVENTS = st.one_of(
+    st.builds(Invited, name=WORDS),
+    st.builds(Receipt, name=WORDS, status=WORDS, time=st.floats(0, 2e9)),
+    st.builds(Row, name=WORDS, row=st.integers(0, 2**40)),
+    st.builds(Mixing, job=WORDS),
+    st.builds(Other, fields=st.dictionaries(WORDS, st.integers() | WORDS, max_size=3)),
+)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     recorded=st.dictionaries(st.text(max_size=8), ARRAYS, max_size=4),
     tiers=st.lists(st.none() | st.floats(allow_nan=False) | st.text(max_size=4), max_size=3),
-    events=st.lists(st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=4), max_size=3), max_size=2),
+    events=st.lists(EVENTS, max_size=4),
 )
 def test_a_round_comes_back_as_it_was_recorded(recorded: Any, tiers: Any, events: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -154,6 +165,32 @@ def test_a_round_comes_back_as_it_was_recorded(recorded: Any, tiers: Any, events
         assert labels == tiers
         assert view.events(7) == events
         assert verify(folder, CA.pem).ok
+
+
+def test_events_are_written_with_their_kind_and_read_by_it(tmp_path: Path) -> None:
+    RunWriter(tmp_path, {"run": RUN}, *SERVER)
+    writer = ViewWriter(tmp_path / "views/server", "server", RUN, *SERVER)
+    noted = [Receipt(name="site-1", status="done", time=3.5), *rows_of(["site-1", "site-0"])]
+    writer.record(1, 1, {}, events=noted)
+    view = open_run(tmp_path).view("server")
+    assert view.events(1) == noted
+    assert [json.loads(row["event"]) for row in view.index(1)] == [
+        {"kind": "receipt", "name": "site-1", "status": "done", "time": 3.5},
+        {"kind": "row", "name": "site-1", "row": 0},
+        {"kind": "row", "name": "site-0", "row": 1},
+    ]
+
+
+def test_events_of_other_versions_are_read_and_false_ones_refused() -> None:
+    assert parse({"name": "site-0", "row": 2}, "here") == Row(name="site-0", row=2)  # as aggregators once wrote them
+    assert parse({"kind": "row", "name": "site-0", "row": 2, "since": 9}, "here") == Row(name="site-0", row=2)
+    for unknown in ({"kind": "closed", "rows": 2}, {"kind": ["row"]}, {}):
+        assert parse(unknown, "here") == Other(fields=unknown)
+        assert parse(unknown, "here").to_json() == unknown
+    for wrong in ({"name": "site-0", "row": -1}, {"kind": "row", "name": "x", "row": "1"}, {"kind": "invited"}):
+        with pytest.raises(TranscriptError, match=r"^here: (row|invited) event: (row|name): ") as caught:
+            parse(wrong, "here")
+        assert "\n" not in str(caught.value)
 
 
 def test_arrays_in_any_memory_order_are_recorded(tmp_path: Path) -> None:
@@ -198,11 +235,11 @@ def test_the_last_attempt_of_a_round_counts(tmp_path: Path) -> None:
     RunWriter(tmp_path, {"run": RUN}, *SERVER)
     writer = ViewWriter(tmp_path / "views/server", "server", RUN, *SERVER)
     for attempt in ("first", "second"):
-        writer.record(1, attempt, {}, events=[{"attempt": attempt}])
+        writer.record(1, attempt, {}, events=[Invited(name=attempt)])
     view = open_run(tmp_path).view("server")
     assert view.attempts(1) == ["first", "second"]
-    assert view.events(1) == [{"attempt": "second"}]
-    assert view.events(1, "first") == [{"attempt": "first"}]
+    assert view.events(1) == [Invited(name="second")]
+    assert view.events(1, "first") == [Invited(name="first")]
     assert view.index(1)[0]["attempt"] == "second"
     with pytest.raises(TranscriptError, match="attempts there: first, second"):
         view.round(1, "third")
@@ -746,7 +783,7 @@ def test_what_cannot_be_recorded_is_refused_before_anything_is_written(tmp_path:
         ((-1, 1, {}), "round -1"),
         ((1, "two words", {}), "two words"),
         ((1, 1, {}, [object()]), r"tiers\[0\]"),
-        ((1, 1, {}, (), [{"x": object()}]), r"events\[0\]\.x"),
+        ((1, 1, {}, (), [Other(fields={"x": object()})]), r"events\[0\]\.x"),
     ]
     for arguments, message in refused:
         with pytest.raises(TranscriptError, match=message):

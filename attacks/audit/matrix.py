@@ -170,7 +170,7 @@ class Audit:
 
 
 def load(path: str | Path, reduced: bool = False) -> Audit:
-    """Read a matrix and check every cell of it; all problems are told at once."""
+    """Read a matrix and check every cell of it; all problems are reported at once."""
     source = str(path)
     matrix = validated(Matrix, mapping(text_of(path, "matrix"), source, PAGE), source)
     if reduced and matrix.reduced is None:

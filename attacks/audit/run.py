@@ -163,7 +163,7 @@ def _metrics(result: Result) -> dict[str, Any]:
 
 
 def _reason(error: Exception, folder: Path) -> str:
-    """One line; what is not a user's to mend leaves its traceback beside the run."""
+    """One line; what no user can fix leaves its traceback beside the run."""
     text = " ".join(str(error).split())
     if isinstance(error, FederationError | OSError):
         return text

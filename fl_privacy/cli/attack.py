@@ -17,31 +17,33 @@ from .common import INTERRUPTED, DataDir, Json, RunPath, app, err, interrupt, ou
 @app.command()
 def attack(
     run: RunPath,
-    names: Annotated[list[str] | None, typer.Argument(help="Attacks; default: all there are.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Attacks; default: all that can read the views.")] = None,
+    observer: Annotated[
+        str, typer.Option(help="Whose views are read, as A,B where they collude; default: all the attack can use.")
+    ] = "",
     data_dir: DataDir = None,
     seeds: Annotated[int, typer.Option(help="How often each attack is repeated, for its interval.")] = 3,
     as_json: Json = False,
 ) -> None:
     """Replay attacks on a recorded run; the scores are printed and kept in the run's folder `attacks`."""
-    from attacks import ATTACKS, replay
+    from attacks.common.replay import keep, replay
 
+    observers = [name.strip() for name in observer.split(",") if name.strip()]
     with err.status("reading the run") as status:
-        found = replay(run, names or list(ATTACKS), data_dir, seeds, status.update)
-    (run / "attacks").mkdir(exist_ok=True)
-    for name, scored in found.items():
-        (run / "attacks" / f"{name}.json").write_text(json.dumps(scored, indent=1) + "\n")
+        found = replay(run, names or (), data_dir, seeds, status.update, observers)
+    keep(run, found)
     if as_json:
         print(json.dumps({"run": run.name, "attacks": found}))
         return
     for name, scored in found.items():
-        table = Table(title=f"{name} on {run.name}: mean of {seeds}, and what chance gives")
-        for column in ("measure", "value", "+-", "chance", "by budget"):
-            table.add_column(column, justify="left" if column in ("measure", "by budget") else "right")
+        seen_by = ", ".join(scored["observers"])
+        table = Table(title=f"{name} on {run.name}, seen by {seen_by}: mean of {seeds}, and what chance gives")
+        for column in ("measure", "value", "+-", "chance", "by group"):
+            table.add_column(column, justify="left" if column in ("measure", "by group") else "right")
         for measure, m in scored["measures"].items():
             groups = "  ".join(f"{group}: {value:.3f}" for group, value in m["groups"].items())
             half = "" if m["half_interval"] is None else f"{m['half_interval']:.3f}"
-            chance = "" if m["chance"] is None else f"{m['chance']:.3f}"
-            table.add_row(measure, f"{m['value']:.3f}", half, chance, groups)
+            table.add_row(measure, f"{m['value']:.3f}", half, f"{m['chance']:.3f}", groups)
         out.print(table)
 
 
@@ -56,7 +58,7 @@ def audit(
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the transcripts of new runs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run and attack every cell of a matrix: tables, figures and one JSON. A second call goes on where one ended."""
+    """Run and attack every cell of a matrix: tables, figures and one JSON. A second call runs only what is missing."""
     from attacks.audit import report, results
     from attacks.audit.matrix import load
     from attacks.audit.progress import Progress
@@ -74,7 +76,7 @@ def audit(
         if progress.finished:
             report.write(folder, results.collect(checked, store, []))
         done = f"{progress.finished} of {progress.total} runs are done"
-        print(f"{done}; the same command goes on with the rest", file=sys.stderr)
+        print(f"{done}; the same command continues with the rest", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     found = results.collect(checked, store, failures)
     report.write(folder, found)

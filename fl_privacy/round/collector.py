@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fl_privacy.errors import RoundFailed
+from fl_privacy.transcript.events import Event, Receipt
 from fl_privacy.vector import Vector
 from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
@@ -51,14 +52,14 @@ class Collector:
         stub, until = self._stubs[index], time.monotonic() + self._federation.deadline
         client.patiently(lambda: client.open_round(stub, header, model, CALL), until)
 
-    def collect(self, ask: Ask) -> tuple[list[client.Release], list[dict[str, Any]]]:
+    def collect(self, ask: Ask) -> tuple[list[client.Release], list[Event]]:
         """Invite the cohort and wait until the round is over at every middleware; releases, and the sites' receipts."""
         self._sites.invite(ask)
         request = pb.CollectRequest(run=ask.run, round=ask.round, attempt=ask.attempt)
         timeout = self._federation.deadline + CALL
         calls = [stub.collect(request, timeout=timeout) for stub in self._stubs]
         futures = [self._pool.submit(client.collect, call, self._federation.coding) for call in calls]
-        receipts, refused = list[dict[str, Any]](), set[str]()
+        receipts, refused = list[Event](), set[str]()
         try:
             # With one of several aggregators gone the others would wait for the deadline.
             while wait(futures, RECEIPT_POLL, FIRST_EXCEPTION).not_done:
@@ -66,7 +67,7 @@ class Collector:
                     if future.done():
                         future.result()
                 for site, status, _ in self._sites.answers(ask):
-                    receipts.append({"kind": "receipt", "name": site, "status": status, "time": time.time()})
+                    receipts.append(Receipt(name=site, status=status, time=time.time()))
                     if status != "done":
                         refused.add(site)
                 if len(ask.cohort) - len(refused & set(ask.cohort)) < self._federation.quorum:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from fl_privacy.config import Federation
     from fl_privacy.identity.keyring import Keyring
     from fl_privacy.ops.metrics import Metrics
-
-Receipt = dict[str, Any]
+    from fl_privacy.transcript.events import Event
 
 
 class Ticket(Model):
@@ -62,7 +61,7 @@ class Outcome:
     count: int
     rows: Payload | None = None
     tiers: list[str] = field(default_factory=list)
-    receipts: list[Receipt] = field(default_factory=list)
+    receipts: list[Event] = field(default_factory=list)
     received: int = 0
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fl_privacy.coding import Payload
 from fl_privacy.errors import ProtocolError, RoundFailed
-from fl_privacy.routes.base import Ask, Outcome, Receipt, Route, ServerSeat, SiteSeat, Ticket
+from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket
 from fl_privacy.steps.base import At
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
@@ -70,12 +70,14 @@ class AtServer:
         self._federation, self._sites, self._size = seat.federation, seat.sites, seat.layout.size
 
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
+        from fl_privacy.transcript.events import Event, Receipt, rows_of  # no config needs the transcript
+
         self._sites.invite(ask, model)
         until, failed = time.monotonic() + self._federation.deadline, 0
-        updates, receipts = dict[str, Payload](), list[Receipt]()
+        updates, receipts = dict[str, Payload](), list[Event]()
         while len(updates) + failed < len(ask.cohort) and time.monotonic() < until:
             for site, status, update in self._sites.answers(ask):
-                receipts.append({"kind": "receipt", "name": site, "status": status, "time": time.time()})
+                receipts.append(Receipt(name=site, status=status, time=time.time()))
                 if update is not None and self._is_sound(update):
                     updates[site] = update
                 else:
@@ -85,7 +87,7 @@ class AtServer:
             raise RoundFailed(f"{len(updates)} of {len(ask.cohort)} updates came, {self._federation.quorum} are needed")
         names = sorted(updates)
         matrix = np.stack([updates[name] for name in names])
-        receipts += [{"kind": "row", "name": name, "row": row} for row, name in enumerate(names)]
+        receipts += rows_of(names)
         tiers = [self._federation.site(name).tier for name in names]
         return Outcome(len(names), matrix, tiers, receipts, matrix.nbytes)
 

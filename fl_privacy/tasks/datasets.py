@@ -7,9 +7,7 @@ from pathlib import Path
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import cifar10, digits, heart_disease, lcl, mnist
-from fl_privacy.tasks.data import Dataset, Split
-
-__all__ = ["DATASETS", "Dataset", "Split", "load"]
+from fl_privacy.tasks.data import Split
 
 DATASETS: dict[str, Callable[[Path | None], Split]] = {
     "digits": digits.load,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import cache, files
@@ -24,17 +22,6 @@ STEPS = 365 * 48
 # 73 days per window, of which the last 15 are held out.
 PLAN = Plan(windows=LCL_WINDOWS, length=48, stride=7, held_out=15 * 48)
 
-# The meaning of the behaviour labels 0 and 1.
-BEHAVIOURS = ("night-active", "day-active")
-
-
-@dataclass(frozen=True)
-class Auxiliary:
-    """Households outside the federation that an attacker may have: records by site, and each site's behaviour."""
-
-    split: Split
-    behaviour: NDArray[np.int64]
-
 
 def load(data_dir: Path | None = None) -> Split:
     """The records of 200 sites, each a household in one of five windows of the year."""
@@ -43,26 +30,6 @@ def load(data_dir: Path | None = None) -> Split:
     if made.sites != CATALOG["lcl"].sites:
         raise DataError(f"lcl: the files give {len(made.sites)} sites, not {len(CATALOG['lcl'].sites)}; get them again")
     return made
-
-
-def auxiliary(data_dir: Path | None = None) -> Auxiliary:
-    """The other 20 households in the same form; some lack readings, so there are fewer than 100 sites."""
-    _, others = sides(readings(data_dir))
-    made = electricity.split(others, PLAN)
-    return Auxiliary(made, labels(made.sites, others, others))
-
-
-def behaviour(data_dir: Path | None = None) -> NDArray[np.int64]:
-    """The behaviour of every site of the federation, in order: the ground truth for scoring an attack."""
-    members, others = sides(readings(data_dir))
-    return labels(CATALOG["lcl"].sites, members, others)
-
-
-def labels(sites: tuple[str, ...], households: Readings, others: Readings) -> NDArray[np.int64]:
-    """1 (day-active) for sites of households whose day share is above the median of `others`, else 0."""
-    median = np.median(electricity.day_share(others))
-    by_day = dict(zip(households.households, electricity.day_share(households) > median, strict=True))
-    return np.array([by_day[site.rpartition("-")[0].upper()] for site in sites], np.int64)
 
 
 def sides(found: Readings) -> tuple[Readings, Readings]:

@@ -1,6 +1,6 @@
 """The number of ways to recombine shuffled updates (IntraShuffler, Proposition 2 and Table 6).
 
-A large space does not prove safety: an attacker need not search it (see attacks/unmixing.py).
+A large space does not prove safety: an attacker need not search it (see attacks/privacy_inference/unmixing.py).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fl_privacy.errors import TranscriptError
+from fl_privacy.transcript.events import Event, parse
 from fl_privacy.transcript.files import canonical, first_line, open_regular, parse_object, plain
 
 Array = NDArray[Any]
@@ -94,7 +95,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def index_rows(
-    arrays: Mapping[str, Array], tiers: Sequence[Tier], events: Sequence[Mapping[str, Any]], common: Mapping[str, Any]
+    arrays: Mapping[str, Array], tiers: Sequence[Tier], events: Sequence[Event], common: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """One row per array, per tier (of row i of every matrix) and per event."""
     blank = {**dict.fromkeys(COLUMNS), **common}
@@ -104,7 +105,7 @@ def index_rows(
     ]
     rows += [{**blank, "kind": "tier", "row": row, **_tier_columns(row, tier)} for row, tier in enumerate(tiers)]
     for row, event in enumerate(events):
-        text = canonical(plain(event, f"events[{row}]")).decode()
+        text = canonical(plain(event.to_json(), f"events[{row}]")).decode()
         rows.append({**blank, "kind": "event", "row": row, "event": text})
     return rows
 
@@ -136,8 +137,9 @@ def tiers_of(rows: Sequence[Mapping[str, Any]]) -> list[Tier]:
     return [row["tier"] if row["tier_label"] is None else row["tier_label"] for row in rows if row["kind"] == "tier"]
 
 
-def events_of(rows: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
-    return [parse_object((row["event"] or "").encode(), where) for row in rows if row["kind"] == "event"]
+def events_of(rows: Sequence[Mapping[str, Any]], where: str) -> list[Event]:
+    texts = (row["event"] or "" for row in rows if row["kind"] == "event")
+    return [parse(parse_object(text.encode(), where), where) for text in texts]
 
 
 def _chunks(array: Array) -> Iterator[memoryview]:

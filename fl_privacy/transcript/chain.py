@@ -1,4 +1,4 @@
-"""A view's hash chain: one entry a record, the last one signed in head.json."""
+"""A view's hash chain: one entry per record, the last one signed in head.json."""
 
 from __future__ import annotations
 

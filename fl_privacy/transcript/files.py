@@ -129,7 +129,7 @@ def complete_lines(data: bytes) -> list[bytes]:
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """A disk that is full, read-only or broken is the operator's to mend: one line says which and how."""
+    """A disk that is full, read-only or broken is for the operator to fix: one line says which and how."""
     try:
         yield
     except OSError as error:

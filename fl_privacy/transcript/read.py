@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fl_privacy.errors import TranscriptError
 from fl_privacy.transcript.arrays import Array, Tier, events_of, read_arrays, read_index, tiers_of
 from fl_privacy.transcript.chain import Chain, Entry, data_name, index_name, read_chain
+from fl_privacy.transcript.events import Event
 from fl_privacy.transcript.files import LOG_LIMIT, complete_lines, parse_object, read_bounded
 from fl_privacy.transcript.run import MANIFEST, METRICS, TRUTH, VIEWS, folders, load_manifest, view_folder
 
@@ -47,7 +48,7 @@ class View:
             raise TranscriptError(f"{path}: its arrays are not those in the index beside it")
         return RoundView({name: arrays[name] for name in names}, tiers_of(rows))
 
-    def events(self, round: int, attempt: int | str | None = None) -> list[dict[str, Any]]:
+    def events(self, round: int, attempt: int | str | None = None) -> list[Event]:
         """The events recorded with that attempt."""
         entry = self._entry(round, attempt)
         return events_of(self._index(entry), str(self.folder / index_name(entry.round, entry.seq)))

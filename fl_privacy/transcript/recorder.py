@@ -11,6 +11,7 @@ from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import load_key
 from fl_privacy.roles import RUN
 from fl_privacy.transcript.arrays import Tier
+from fl_privacy.transcript.events import Event
 from fl_privacy.transcript.files import check_name
 from fl_privacy.transcript.write import ViewWriter
 
@@ -31,7 +32,7 @@ class RunRecorder:
         attempt: int | str,
         arrays: Mapping[str, Any],
         tiers: Sequence[Tier] = (),
-        events: Sequence[Mapping[str, Any]] = (),
+        events: Sequence[Event] = (),
     ) -> None:
         """Write what was received in one attempt at a round; when it returns, the record is on the disk."""
         with self._lock:

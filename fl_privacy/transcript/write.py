@@ -27,6 +27,7 @@ from fl_privacy.transcript.chain import (
     read_head,
     unsigned_files,
 )
+from fl_privacy.transcript.events import Event
 from fl_privacy.transcript.files import (
     LOG_LIMIT,
     canonical,
@@ -89,7 +90,7 @@ class ViewWriter:
         attempt: int | str,
         arrays: Mapping[str, Any],
         tiers: Sequence[record_files.Tier] = (),
-        events: Sequence[Mapping[str, Any]] = (),
+        events: Sequence[Event] = (),
     ) -> None:
         """Write one attempt's arrays and index, chain and sign them; when it returns they are on the disk."""
         if self._unsettled:
@@ -216,7 +217,7 @@ class RunWriter:
             self._write({**self.manifest, "files": files, "heads": self._latest_heads(), "status": status})
 
     def _latest_heads(self) -> dict[str, Any]:
-        """The heads told by `update(heads=...)`, and those on this disk where they are newer."""
+        """The heads reported by `update(heads=...)`, and those on this disk where they are newer."""
         heads = dict(self.manifest["heads"])
         for where in (f"{group}/{name}" for group in (VIEWS, TRUTH) for name in folders(self.path, group)):
             with suppress(TranscriptError):

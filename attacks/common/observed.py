@@ -1,4 +1,4 @@
-"""What an attacker reads of a run: the server's own view, round by round, and nothing of the truth."""
+"""What the server reads of a run: its own view, round by round, and nothing of the truth."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import TranscriptError
+from fl_privacy.transcript.events import Invited
 from fl_privacy.transcript.read import View
 
 Matrix = NDArray[np.float32]
@@ -42,6 +43,11 @@ def observe(view: View) -> list[Observation]:
     return seen
 
 
+def as_received(rows: Matrix) -> NDArray[np.int64]:
+    """The row that each value stands in: a choice of values that rearranges nothing."""
+    return np.tile(np.arange(len(rows))[:, None], rows.shape[1])
+
+
 def _one(view: View, number: int) -> Observation:
     arrays, tiers = view.round(number)
     if "updates" not in arrays or "model" not in arrays:
@@ -50,5 +56,5 @@ def _one(view: View, number: int) -> Observation:
         )
     rows = arrays["updates"]
     labels = tuple(str(tier) for tier in tiers) if len(tiers) == len(rows) else ("",) * len(rows)
-    names = frozenset(event["name"] for event in view.events(number) if event["kind"] == "invited")
+    names = frozenset(event.name for event in view.events(number) if isinstance(event, Invited))
     return Observation(number, arrays["model"], rows, labels, names)

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from attacks.denoiser import LEADING, Denoiser
+from attacks.privacy_inference.denoiser import LEADING, Denoiser
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.denoiser import Denoiser, Matrix
+from attacks.privacy_inference.denoiser import Denoiser, Matrix
 
 Choice = NDArray[np.int64]
 STEPS = 8
@@ -30,11 +30,6 @@ def coherence(rows: Matrix, tier: str, denoiser: Denoiser, rng: np.random.Genera
 def whole(found: Sequence[float]) -> bool:
     """Whether the coherences of several buckets together say that rows came whole, or in large pieces."""
     return bool(found) and sum(found) / np.sqrt(len(found)) > WHOLE
-
-
-def as_received(rows: Matrix) -> Choice:
-    """Nothing rearranged."""
-    return np.tile(np.arange(len(rows))[:, None], rows.shape[1])
 
 
 def reassemble(rows: Matrix, tier: str, denoiser: Denoiser, templates: Matrix) -> Choice:

@@ -8,55 +8,24 @@ rounds it was known to be in, and the least noisy site of a merged bucket from i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
-from attacks import auxiliary, linkage, surrogate, unmixing
-from attacks.denoiser import LEADING, Denoiser, learn
-from attacks.observed import Observation, budget, observe
-from fl_privacy.config import Federation, Ldp
-from fl_privacy.dp import ldp
-from fl_privacy.transcript.read import View
+from attacks.common.knowledge import Knowledge, Progress
+from attacks.common.observed import Observation, as_received, budget
+from attacks.privacy_inference import linkage, surrogate, unmixing
+from attacks.privacy_inference.denoiser import LEADING, Denoiser, learn
+from fl_privacy.config import Federation
 
 ROUNDS = 4  # at whose models auxiliary updates are made
 TAKEN_APART = 10  # rounds whose buckets are put together again
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Progress = Callable[[str], None]
-
-
-@dataclass
-class Knowledge:
-    """What the attacker has beside the view: the public protocol, and data of its own that no site has."""
-
-    federation: Federation
-    data_dir: Path | None = None
-    progress: Progress = lambda step: None
-    _made: tuple[NDArray[np.float32], Ints] | None = field(default=None, repr=False)
-
-    def clean(self, seen: list[Observation]) -> tuple[NDArray[np.float32], Ints]:
-        """Clean updates of the auxiliary sites at some rounds' models, (rounds, sites, parameters), and attributes."""
-        if self._made is None:
-            own = auxiliary.gather(self.federation, self.data_dir, self.federation.seed)
-            trainer = auxiliary.Trainer(self.federation, own)
-            chosen = spread(seen, ROUNDS)
-            made = []
-            for number, one in enumerate(chosen):
-                self.progress(f"auxiliary updates, model {number + 1} of {len(chosen)}")
-                made.append(self._clipped(trainer.updates(one.model, one.round)))
-            self._made = np.stack(made), own.labels
-        return self._made
-
-    def _clipped(self, updates: NDArray[np.float32]) -> NDArray[np.float32]:
-        privatise = self.federation.privatise
-        return np.stack([ldp.clip(u, privatise.clip) for u in updates]) if isinstance(privatise, Ldp) else updates
 
 
 @dataclass(frozen=True)
@@ -92,15 +61,10 @@ def spread(seen: list[Observation], count: int) -> list[Observation]:
     return [seen[i] for i in sorted({round(i) for i in np.linspace(0, len(seen) - 1, count)})]
 
 
-def run(view: View, knowledge: Knowledge, seed: int = 0) -> Findings:
-    """The attack: of the run it reads this view alone."""
-    return examine(observe(view), knowledge, seed)
-
-
 def examine(seen: list[Observation], knowledge: Knowledge, seed: int = 0) -> Findings:
     """The attack on these rounds."""
     rng = np.random.default_rng(seed)
-    clean, labels = knowledge.clean(seen)
+    clean, labels = _clean(seen, knowledge), knowledge.auxiliary.labels
     knowledge.progress("denoiser, surrogate, linkage")
     denoiser = learn(clean.reshape(-1, clean.shape[2]), seen)
     examples = surrogate.Examples(np.asarray(clean @ denoiser.directions, np.float64), labels)
@@ -123,6 +87,15 @@ def examine(seen: list[Observation], knowledge: Knowledge, seed: int = 0) -> Fin
         _buckets(seen, examples, denoiser, classes, clean, knowledge.progress, rng),
         _presence(seen, relative, knowledge.federation, rng),
     )
+
+
+def _clean(seen: list[Observation], knowledge: Knowledge) -> NDArray[np.float32]:
+    """Clean updates of the auxiliary sites at some rounds' models: (rounds, sites, parameters)."""
+    made, chosen = [], spread(seen, ROUNDS)
+    for number, one in enumerate(chosen):
+        knowledge.progress(f"auxiliary updates, model {number + 1} of {len(chosen)}")
+        made.append(knowledge.updates(one.model, one.round))
+    return np.stack(made)
 
 
 def _presence(
@@ -192,7 +165,7 @@ def _buckets(
             choice = None
             if one.round in apart and size > 1:
                 templates = clean[near, rng.choice(clean.shape[1], size, replace=size > clean.shape[1])]
-                choice = unmixing.as_received(inside)
+                choice = as_received(inside)
                 if not whole:
                     choice = unmixing.reassemble(inside, tier, denoiser, templates)
             found.append(BucketFinding(index, rows, np.atleast_1d(shares), unmixing.least_noisy(inside)[0], choice))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score, roc_auc_score
 from sklearn.model_selection import GroupKFold, cross_val_score
 
-from attacks import linkage, surrogate, unmixing
-from attacks.denoiser import LEADING
-from attacks.privacy_inference import BucketFinding, Findings
-from attacks.truth import RoundTruth, Truth, shares
-from fl_privacy.tasks.catalog import LCL_HOUSEHOLDS
+from attacks.common.measure import Measure, Scores
+from attacks.common.truth import RoundTruth, Truth, shares
+from attacks.privacy_inference import linkage, surrogate, unmixing
+from attacks.privacy_inference.denoiser import LEADING
+from attacks.privacy_inference.run import BucketFinding, Findings
+from fl_privacy.config import Federation
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,16 +26,22 @@ FEWEST_PAIRS = 10  # with a site, and without it
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A value, what chance gives, and the value for groups of updates (by the true budget of their site)."""
+class Known:
+    """What the measures take of the truth: of each observed round, and the attribute and group of every site."""
 
-    value: float
-    chance: float | None = None
-    groups: dict[str, float] = field(default_factory=dict)
+    federation: Federation
+    rounds: list[RoundTruth]
+    labels: Ints
+    groups: Ints
 
 
-def score(findings: Findings, truth: Truth) -> dict[str, Any]:
+def score(findings: Findings, truth: Truth) -> Scores:
     """All measures by name, and the curve of recovered cosine over the budgets."""
+    rounds = [truth.round(one.round) for one in findings.seen]
+    return judge(findings, Known(truth.federation, rounds, truth.labels, truth.groups))
+
+
+def judge(findings: Findings, truth: Known) -> Scores:
     rows = _Rows(truth)
     cosines, curve = _cosines(findings, truth, rows)
     measures = {
@@ -44,34 +51,26 @@ def score(findings: Findings, truth: Truth) -> dict[str, Any]:
         **_unmixing(findings, truth),
         **_presence(findings, truth),
     }
-    return {
-        "measures": {name: asdict(measure) for name, measure in measures.items()},
-        "curves": {"cosine_by_epsilon": curve},
-    }
+    return Scores(measures, {"cosine_by_epsilon": curve})
 
 
 class _Rows:
     """The truth about every row of every round, in the findings' order."""
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, truth: Known) -> None:
         self.site = np.concatenate([one.sites[one.owners] for one in truth.rounds])
         self.label = truth.labels[self.site]
         budgets = [site.epsilon for site in truth.federation.sites]
         self.epsilon = np.array([np.inf if e is None else e for e in budgets])[self.site]
-        # A household stands behind several sites: a probe must not know it from another window.
-        self.group = self.site % _households(truth)
+        # The same people may stand behind several sites: a probe must not know them from another one.
+        self.group = truth.groups[self.site]
 
     def by_tier(self, values: Array) -> dict[str, float]:
         inside = {name: (self.epsilon > low) & (self.epsilon <= high) for name, (low, high) in TIERS.items()}
         return {name: float(values[mask].mean()) for name, mask in inside.items() if mask.any()}
 
 
-def _households(truth: Truth) -> int:
-    """After how many sites the same household comes again."""
-    return len(LCL_HOUSEHOLDS) if truth.federation.task.dataset == "lcl" else len(truth.federation.sites)
-
-
-def _cosines(findings: Findings, truth: Truth, rows: _Rows) -> tuple[dict[str, Measure], dict[str, float]]:
+def _cosines(findings: Findings, truth: Known, rows: _Rows) -> tuple[dict[str, Measure], dict[str, float]]:
     """Received and denoised updates against the clean ones, and the latter by budget.
 
     Chance: against the clean updates of the round's other sites.
@@ -104,7 +103,7 @@ def _own_and_other(cosines: Array, owners: Ints) -> Array:
     return np.stack([own, (cosines.sum(axis=1) - own) / max(1, cosines.shape[1] - 1)])
 
 
-def _attributes(findings: Findings, truth: Truth, rows: _Rows) -> dict[str, Measure]:
+def _attributes(findings: Findings, truth: Known, rows: _Rows) -> dict[str, Measure]:
     """Attributes of sites, told and probed; chance: always naming the most frequent one."""
     right = (findings.predicted == rows.label).astype(float)
     frequent = float(np.bincount(rows.label).max() / len(rows.label))
@@ -143,7 +142,7 @@ def _probe(features: Array, rows: _Rows) -> float | None:
     return float(cross_val_score(surrogate.classifier(), features, rows.label, cv=splits).mean())
 
 
-def _compositions(findings: Findings, truth: Truth) -> dict[str, Measure]:
+def _compositions(findings: Findings, truth: Known) -> dict[str, Measure]:
     """Correlation of a bucket's told and true shares of each attribute, over all buckets."""
     told, true = [], []
     for bucket in findings.buckets:
@@ -174,7 +173,7 @@ def _links(findings: Findings, rows: _Rows) -> dict[str, Measure]:
     return made
 
 
-def _unmixing(findings: Findings, truth: Truth) -> dict[str, Measure]:
+def _unmixing(findings: Findings, truth: Known) -> dict[str, Measure]:
     """Share of a site's coordinates that was put together again; and of the least noisy site of merged buckets."""
     rng = np.random.default_rng(0)
     rebuilt, picked, cosines = [], [], []
@@ -207,7 +206,7 @@ def _pick(
     return float((sources[choice, at] == target).mean()), cosine
 
 
-def _budgets(bucket: BucketFinding, one: RoundTruth, truth: Truth) -> Array:
+def _budgets(bucket: BucketFinding, one: RoundTruth, truth: Known) -> Array:
     """The true budgets of the sites in a bucket."""
     sites = one.sites[one.owners[bucket.rows]]
     return np.array([truth.federation.sites[s].epsilon or np.inf for s in sites])
@@ -220,7 +219,7 @@ def _largest(choice: Ints, sources: NDArray[np.int16], participants: int) -> flo
     return float(found[rows, columns].mean())
 
 
-def _presence(findings: Findings, truth: Truth) -> dict[str, Measure]:
+def _presence(findings: Findings, truth: Known) -> dict[str, Measure]:
     """Area under the ROC curve over all pairs of a site and a later round; chance: the same with blind traces."""
     found = findings.present
     index = {name: k for k, name in enumerate(truth.federation.site_names)}

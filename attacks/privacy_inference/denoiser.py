@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.observed import Observation
+from attacks.common.observed import Observation
 
 Matrix = NDArray[np.float32]
 Array = NDArray[np.float64]
@@ -50,7 +50,7 @@ class Denoiser:
 
 
 def learn(clean: Matrix, seen: list[Observation]) -> Denoiser:
-    """The denoiser from clean auxiliary updates (one a row) and what noise the labels of a run turn out to mean."""
+    """The denoiser from clean auxiliary updates (one per row), and the noise that the labels of a run stand for."""
     gram = np.asarray(clean @ clean.T, np.float64)
     values, mixtures = np.linalg.eigh(gram)
     strongest = np.argsort(values)[::-1][:DIRECTIONS]

@@ -1,0 +1,39 @@
+"""An attacker's own data: records of the same kind that no site has, and the public protocol run on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy import vector
+from fl_privacy.config import Federation, Ldp
+from fl_privacy.dp import ldp
+from fl_privacy.tasks.attacker import Auxiliary, facts_of
+from fl_privacy.tasks.train import fit
+from fl_privacy.tasks.workload import model_of, recipe_of
+
+
+def gather(federation: Federation, data_dir: Path | None) -> Auxiliary:
+    """What the attacker has for this federation's task."""
+    return facts_of(federation.task.dataset).auxiliary(federation, data_dir, federation.seed)
+
+
+class Trainer:
+    """The federation's public training protocol, run by the attacker on its own data."""
+
+    def __init__(self, federation: Federation, auxiliary: Auxiliary) -> None:
+        self._auxiliary, self._privatise = auxiliary, federation.privatise
+        self._model, self._recipe = model_of(federation), recipe_of(federation)
+        self._layout = vector.flatten(self._model)[1]
+
+    def updates(self, start: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+        """The update of every auxiliary site from this model: clipped as the protocol says, without noise."""
+        made = np.empty((len(self._auxiliary.sites), start.size), np.float32)
+        for index, data in enumerate(self._auxiliary.sites):
+            vector.load(self._model, start, self._layout)
+            fit(self._model, data, self._recipe, seed + index)
+            made[index] = vector.flatten(self._model)[0] - start
+        clip = self._privatise.clip if isinstance(self._privatise, Ldp) else None
+        return made if clip is None else np.stack([ldp.clip(update, clip) for update in made])

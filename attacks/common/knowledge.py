@@ -1,0 +1,69 @@
+"""What an attacker knows beside its views: the public protocol, and perhaps data of its own to run it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError
+
+if TYPE_CHECKING:
+    from attacks.common.auxiliary import Trainer
+    from fl_privacy.tasks.attacker import Auxiliary
+
+Need = Literal["auxiliary"]
+Progress = Callable[[str], None]
+Vector = NDArray[np.float32]
+Matrix = NDArray[np.float32]
+
+
+def silent(step: str) -> None:
+    """Progress that nobody follows."""
+
+
+class Knowledge:
+    """The federation's config, which is public, and what the attack declared. It does not say where the data lie."""
+
+    def __init__(
+        self, federation: Federation, gather: Callable[[], Auxiliary] | None = None, progress: Progress = silent
+    ) -> None:
+        self.federation, self.progress, self._gather = federation, progress, gather
+        self._made: dict[int, Matrix] = {}
+
+    @cached_property
+    def auxiliary(self) -> Auxiliary:
+        """Records of the same kind that no site of the federation has, as sites, with the attribute of each."""
+        if self._gather is None:
+            raise FederationError("needs: this attack declares no auxiliary data; add 'auxiliary' to its needs")
+        return self._gather()
+
+    def updates(self, model: Vector, round: int) -> Matrix:
+        """The clean update of every auxiliary site from the model of this round; trained once for all seeds."""
+        if round not in self._made:
+            self._made[round] = self._trainer.updates(model, round)
+        return self._made[round]
+
+    @cached_property
+    def _trainer(self) -> Trainer:
+        from attacks.common.auxiliary import Trainer
+
+        return Trainer(self.federation, self.auxiliary)
+
+
+def knowledge_of(
+    federation: Federation, data_dir: Path | None, needs: Collection[Need], progress: Progress = silent
+) -> Knowledge:
+    """The knowledge of an attacker with these needs."""
+
+    def gathered() -> Auxiliary:
+        from attacks.common.auxiliary import gather  # takes torch
+
+        return gather(federation, data_dir)
+
+    return Knowledge(federation, gathered if "auxiliary" in needs else None, progress)

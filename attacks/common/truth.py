@@ -1,0 +1,150 @@
+"""What really happened in a run, for scoring: never given to an attack's `run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from attacks.common.observed import as_received
+from fl_privacy.config import Federation
+from fl_privacy.errors import TranscriptError
+from fl_privacy.shuffle.job import Job, mix, top_up
+from fl_privacy.tasks.attacker import Facts, facts_of
+from fl_privacy.transcript.events import Event, Mixing, Row
+from fl_privacy.transcript.read import Run, View
+
+Ints = NDArray[np.int64]
+Vector = NDArray[np.float32]
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RoundTruth:
+    """Who took part (index of site), the noisy and clean update of each, and the origin of every received value.
+
+    `sources[r, c]` is the participant whose value stands in row r at coordinate c. `owners[r]` is the participant that
+    row r has most of: a whole update's sender, or an arbitrary member of the bucket for a mixture.
+    """
+
+    sites: Ints
+    sent: Matrix
+    clean: Matrix
+    sources: NDArray[np.int16]
+    owners: Ints
+
+
+class Witness(NamedTuple):
+    """A party that received updates by name, and its record of a round."""
+
+    view: View
+    attempt: str
+    events: list[Event]
+
+    @property
+    def names(self) -> list[str]:
+        """The sites that took part, in the order of the rows."""
+        return [event.name for event in sorted(rows_in(self.events), key=lambda event: event.row)]
+
+
+class Truth:
+    """The truth of a run that was made with `audit: true`, read when it is asked for."""
+
+    def __init__(self, run: Run, data_dir: Path | None = None) -> None:
+        self.federation = Federation.model_validate(run.manifest["config"])
+        if not self.federation.audit or not run.sites:
+            raise TranscriptError(f"{run.path}: holds no truth to score against; record the run with `audit: true`")
+        self._run, self._data_dir, self._rounds = run, data_dir, dict[int, RoundTruth]()
+        self._view = cache(run.view)
+
+    @cached_property
+    def labels(self) -> Ints:
+        """The attribute of every site, as its data set defines it."""
+        return self._facts.attributes(self.federation, self._data_dir)
+
+    @cached_property
+    def groups(self) -> Ints:
+        """A number per site, the same for sites behind which the same people stand."""
+        return self._facts.groups(self.federation)
+
+    def clean(self, round: int) -> dict[str, Vector]:
+        """The update of every site that took part, before noise."""
+        return self._clean(round, self._witness(round))
+
+    def round(self, round: int) -> RoundTruth:
+        """Where every value that the server received in a round came from."""
+        if round not in self._rounds:
+            self._rounds[round] = self._traced(round)
+        return self._rounds[round]
+
+    @property
+    def _facts(self) -> Facts:
+        return facts_of(self.federation.task.dataset)
+
+    def _witness(self, round: int) -> Witness:
+        """The party whose record of the round says whose each row is."""
+        attempt = self._view("server").attempts(round)[-1]
+        for view in map(self._view, self._run.observers):
+            if round in view.rounds and attempt in view.attempts(round):
+                events = view.events(round, attempt)
+                if rows_in(events):
+                    return Witness(view, attempt, events)
+        raise TranscriptError(f"{self._run.path}: no view names the sites of round {round}; record the run again")
+
+    def _clean(self, round: int, witness: Witness) -> dict[str, Vector]:
+        found = {}
+        for name in witness.names:
+            truth = self._run.truth(name)
+            # In older runs a site did not learn the attempt's name where its update went through Flower.
+            attempt = witness.attempt if witness.attempt in truth.attempts(round) else "server"
+            found[name] = truth.round(round, attempt).arrays["update"]
+        return found
+
+    def _traced(self, round: int) -> RoundTruth:
+        view, attempt, events = witness = self._witness(round)
+        received = self._view("server").round(round, attempt).arrays["updates"]
+        sent = view.round(round, attempt).arrays["updates"]
+        clean = np.stack(list(self._clean(round, witness).values()))
+        sites = np.array([self.federation.site_names.index(name) for name in witness.names])
+        sources = as_received(sent).astype(np.int16)
+        if view.observer != "server":
+            jobs = [Job.from_json(event.job) for event in events if isinstance(event, Mixing)]
+            if not jobs:
+                raise TranscriptError(f"{view.folder}: does not say how round {round} was mixed; record the run again")
+            sources, sent = mixed(jobs[0], sent)
+        if not np.array_equal(np.take_along_axis(sent, sources.astype(np.int64), axis=0), received):
+            raise TranscriptError(f"{view.folder}: what it sent in round {round} is not what the server received")
+        return RoundTruth(sites, sent, clean, sources, owners_of(sources))
+
+
+def rows_in(events: list[Event]) -> list[Row]:
+    return [event for event in events if isinstance(event, Row)]
+
+
+def mixed(job: Job, sent: Matrix) -> tuple[NDArray[np.int16], Matrix]:
+    """The shuffler's job done again on row numbers: the origin of every value; and the updates with topped-up noise."""
+    numbers = as_received(sent).astype(np.float32)
+    mix(numbers, replace(job, sets=tuple(replace(group, top_ups=()) for group in job.sets)))
+    topped = sent.copy()
+    for group in job.sets:
+        for member, top in zip(group.members, group.top_ups, strict=bool(group.top_ups)):
+            top_up(topped[member], top)
+    return numbers.astype(np.int16), topped
+
+
+def shares(sources: NDArray[np.int16], participants: int) -> NDArray[np.float64]:
+    """How much of each row is from each participant."""
+    counts = np.stack([np.bincount(row, minlength=participants) for row in sources])
+    return np.asarray(counts / sources.shape[1], np.float64)
+
+
+def owners_of(sources: NDArray[np.int16]) -> Ints:
+    rows, columns = linear_sum_assignment(shares(sources, len(sources)), maximize=True)
+    owners = np.empty(len(rows), np.int64)
+    owners[rows] = columns
+    return owners

@@ -1,0 +1,98 @@
+"""What an attacker may know of a data set, and what its attributes are: facts that the data sets give themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.errors import DataError
+from fl_privacy.registry import Registry
+from fl_privacy.tasks.data import Dataset
+from fl_privacy.tasks.datasets import load
+from fl_privacy.tasks.workload import Workload
+
+if TYPE_CHECKING:
+    from fl_privacy.config import Federation
+
+Ints = NDArray[np.int64]
+SITES = 96  # that an attacker makes of records which do not come by site
+
+
+@dataclass(frozen=True)
+class Auxiliary:
+    """An attacker's own records, which no site of the federation has, as sites; and the attribute of each site."""
+
+    sites: tuple[Dataset, ...]
+    labels: Ints
+
+
+class Facts(Protocol):
+    """The attacker's side of a data set. An attribute is a small number per site, such as its most frequent class."""
+
+    def auxiliary(self, federation: Federation, data_dir: Path | None, seed: int) -> Auxiliary:
+        """What an attacker on this federation has; an error where nobody outside it has such records."""
+        ...
+
+    def attributes(self, federation: Federation, data_dir: Path | None) -> Ints:
+        """The attribute of every site, in their order: the truth that attacks are scored against."""
+        ...
+
+    def groups(self, federation: Federation) -> Ints:
+        """A number per site, the same for sites behind which the same people stand."""
+        ...
+
+
+class ByClass:
+    """Records with classes: the attacker has the held-out ones, and an attribute is the class of most records."""
+
+    def auxiliary(self, federation: Federation, data_dir: Path | None, seed: int) -> Auxiliary:
+        name, dealt = federation.task.dataset, federation.task.partition
+        split = load(name, data_dir)
+        if dealt.kind == "by-site" or not split.classes:
+            raise DataError(
+                f"task.dataset: nobody has auxiliary data for {name!r} by site; use the iid or dirichlet partition, "
+                f"or a data set with auxiliary data of its own ({', '.join(FACTS)})"
+            )
+        size = min(len(split.train) // len(federation.sites), len(split.test))
+        alpha = dealt.alpha if dealt.kind == "dirichlet" else None
+        return _drawn(split.test, split.classes, size, alpha, seed)
+
+    def attributes(self, federation: Federation, data_dir: Path | None) -> Ints:
+        return np.array([np.bincount(part.y).argmax() for part in parts(federation, data_dir)])
+
+    def groups(self, federation: Federation) -> Ints:
+        return np.arange(len(federation.sites))
+
+
+# Data sets with facts of their own; the others are taken by class.
+FACTS: Registry[Facts] = Registry("fl_privacy.attacker_facts", {"lcl": "fl_privacy.tasks.lcl_attacker:FACTS"})
+
+
+def facts_of(dataset: str) -> Facts:
+    return FACTS.get(dataset) if dataset in FACTS else ByClass()
+
+
+def parts(federation: Federation, data_dir: Path | None) -> list[Dataset]:
+    """The training records of every site."""
+    work = Workload(federation, data_dir)
+    return [work.site_data(name) for name in federation.site_names]
+
+
+def _drawn(records: Dataset, classes: int, size: int, alpha: float | None, seed: int) -> Auxiliary:
+    """Sites with class shares from Dirichlet(alpha), or equal ones, of records drawn with replacement."""
+    rng = np.random.default_rng(seed)
+    by_class = [np.flatnonzero(records.y == label) for label in range(classes)]
+    sites, labels = [], []
+    for _ in range(SITES):
+        shares = rng.dirichlet([alpha] * classes) if alpha is not None else np.full(classes, 1 / classes)
+        counts = rng.multinomial(size, shares)
+        rows = np.concatenate(
+            [rng.choice(found, count) for found, count in zip(by_class, counts, strict=True) if count]
+        )
+        sites.append(records.take(rng.permutation(rows)))
+        labels.append(int(counts.argmax()))
+    return Auxiliary(tuple(sites), np.array(labels))

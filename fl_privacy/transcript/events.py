@@ -1,0 +1,82 @@
+"""What a party notes beside the arrays of a round: one class per kind of event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fl_privacy.errors import TranscriptError
+
+
+class Event(BaseModel):
+    """An event of a view; `kind` names its class. Fields that a later version adds are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump()
+
+
+class Invited(Event):
+    """The server asked this site to take part in the round."""
+
+    kind: Literal["invited"] = "invited"
+    name: str
+
+
+class Receipt(Event):
+    """What a site answered the server (`done`, or why not), and when by the server's clock."""
+
+    kind: Literal["receipt"] = "receipt"
+    name: str
+    status: str
+    time: float
+
+
+class Row(Event):
+    """Row `row` of the recorded updates came from this site."""
+
+    kind: Literal["row"] = "row"
+    name: str
+    row: int = Field(ge=0)
+
+
+class Mixing(Event):
+    """How the shuffler mixed the rows: `fl_privacy.shuffle.job.Job` as JSON, with its keys."""
+
+    kind: Literal["mixing"] = "mixing"
+    job: str
+
+
+class Other(Event):
+    """An event of a kind that this version does not know, as it was written."""
+
+    fields: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return self.fields
+
+
+KINDS: dict[str, type[Event]] = {"invited": Invited, "receipt": Receipt, "row": Row, "mixing": Mixing}
+
+
+def rows_of(names: Sequence[str]) -> list[Event]:
+    """One event per row, in the order of the rows."""
+    return [Row(name=name, row=row) for row, name in enumerate(names)]
+
+
+def parse(fields: dict[str, Any], where: str) -> Event:
+    """An event from JSON that nobody vouches for."""
+    # Aggregators once wrote rows without their kind.
+    kind = "row" if fields.keys() == {"name", "row"} else fields.get("kind")
+    found = KINDS.get(kind) if isinstance(kind, str) else None
+    if found is None:
+        return Other(fields=fields)
+    try:
+        return found.model_validate({**fields, "kind": kind})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise TranscriptError(f"{where}: {kind} event: {field}: {first['msg'].lower()}") from None
