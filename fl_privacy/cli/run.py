@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 
 from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
 
 if TYPE_CHECKING:
+    from fl_privacy.config import Federation
     from fl_privacy.deploy.engines.follow import Result
     from fl_privacy.ops.view import View
 
@@ -39,6 +39,8 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Run a federation: shows live progress, then the run's folder."""
+    from fl_privacy.config import Federation
+
     federation = Federation.load(config)
     signal.signal(signal.SIGTERM, interrupt)
     if engine is Engine.compose:
@@ -118,6 +120,7 @@ def _program() -> str:
 @app.command()
 def plan(config: Config, as_json: Json = False) -> None:
     """What a round costs each party: messages, parameters, bytes."""
+    from fl_privacy.config import Federation
     from fl_privacy.tasks.workload import layout_of
     from fl_privacy.theory.budget import tiers
 
