@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fl_privacy.registry import Registry
@@ -42,12 +42,12 @@ class Chosen:
         union: Any = Annotated[Union[ours], Field(discriminator="kind")] if ours[1:] else (ours or (Choice,))[0]  # noqa: UP007
         known = handler.generate_schema(union)
         return core_schema.no_info_wrap_validator_function(
-            lambda value, _: self._parse(value),
+            lambda value, _: self._parse(value, source),
             known,
             serialization=core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True),
         )
 
-    def _parse(self, value: Any) -> Any:
+    def _parse(self, value: Any, base: Any) -> Any:
         if isinstance(value, Choice):
             return value
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
@@ -55,10 +55,32 @@ class Chosen:
         name = self._slot + value["kind"]
         if name not in self._registry:
             raise PydanticCustomError("kind", "unknown kind; use one of {names}", {"names": self._names()})
-        return self._registry.get(name).model_validate(value)
+        kind = self._registry.get(name)
+        if not issubclass(kind, base):
+            raise PydanticCustomError("kind", "is not a {base}, which this key needs", {"base": base.__name__})
+        return kind.model_validate(value)
 
     def _names(self) -> str:
         return ", ".join(name.removeprefix(self._slot) for name in self._registry if name.startswith(self._slot))
+
+
+class Named:
+    """Annotation of a config field that holds one of a registry's names."""
+
+    def __init__(self, registry: Registry[Any]) -> None:
+        self._registry = registry
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Editors complete our own names, and accept others."""
+        return {"anyOf": [{"enum": self._registry.ours(), "type": "string"}, {"type": "string"}]}
+
+    def _known(self, name: str) -> str:
+        if name not in self._registry:
+            raise PydanticCustomError("name", "unknown; use one of {names}", {"names": ", ".join(self._registry)})
+        return name
 
 
 def _dump(choice: Choice, info: core_schema.SerializationInfo) -> dict[str, Any]:

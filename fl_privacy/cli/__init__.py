@@ -8,7 +8,16 @@ from typing import Any
 
 from fl_privacy.errors import FederationError
 
-from . import attack, deploy, pki, run, site, status, transcript  # noqa: F401 (each adds its commands to the program)
+from . import (  # noqa: F401 (each adds its commands to the program)
+    attack,
+    deploy,
+    pki,
+    plugins,
+    run,
+    site,
+    status,
+    transcript,
+)
 from .common import INTERRUPTED, app
 
 

@@ -140,7 +140,8 @@ class TrimmedMean(Rule):
 HERE = "fl_privacy.combine.rules:"
 NAMES = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedadam": "FedAdam", "fedyogi": "FedYogi"}
 ROBUST = {"median": "Median", "trimmed-mean": "TrimmedMean"}
-RULES: Registry[type[Rule]] = Registry("fl_privacy.rules", {k: HERE + name for k, name in (NAMES | ROBUST).items()})
+TARGETS = {kind: HERE + name for kind, name in (NAMES | ROBUST).items()}
+RULES: Registry[type[Rule]] = Registry("fl_privacy.rules", TARGETS, Rule)
 
 
 class Combiner:

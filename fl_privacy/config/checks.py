@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fl_privacy.tasks.catalog import CATALOG, fits
+from fl_privacy.tasks.catalog import TASKS, fits
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -60,13 +60,13 @@ def _model_fits(f: Federation) -> str | None:
         return f"task.model: {f.task.model!r} does not fit the {f.task.dataset} data; use mlp"
     if f.task.hidden is not None and f.task.model != "mlp":
         return f"task.hidden: only the mlp has hidden widths, and task.model is {f.task.model!r}; remove it"
-    centres = CATALOG[f.task.dataset].sites
+    centres = TASKS.get(f.task.dataset).sites
     if f.task.partition.kind == "by-site":
         if not centres:
             return f"task.partition.kind: {f.task.dataset} has no sites of its own; use iid or dirichlet"
         if len(f.sites) > len(centres):
             return f"sites: {f.task.dataset} by-site has {len(centres)}, not {len(f.sites)}; use at most {len(centres)}"
-    if f.task.partition.kind == "dirichlet" and CATALOG[f.task.dataset].forecast:
+    if f.task.partition.kind == "dirichlet" and TASKS.get(f.task.dataset).forecast:
         return f"task.partition.kind: {f.task.dataset} has no classes to skew; use by-site or iid"
     return None
 

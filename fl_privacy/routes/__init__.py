@@ -10,4 +10,5 @@ ROUTES: Registry[type[Route]] = Registry(
         "shuffler": "fl_privacy.routes.shuffler:ShufflerRoute",
         "shards": "fl_privacy.routes.shards:ShardsRoute",
     },
+    Route,
 )

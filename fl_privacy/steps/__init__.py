@@ -10,4 +10,5 @@ STEPS: Registry[type[Step]] = Registry(
         "privatise.ldp": "fl_privacy.steps.privatise.ldp:Ldp",
         "privatise.dpsgd": "fl_privacy.steps.privatise.dpsgd:Dpsgd",
     },
+    Step,
 )

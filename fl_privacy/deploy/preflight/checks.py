@@ -20,7 +20,7 @@ from fl_privacy.deploy.preflight.finding import Check
 from fl_privacy.deploy.preflight.reach import peer
 from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.identity.keyring import Identity, Keyring
-from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.tasks.catalog import TASKS
 
 FLOWER = "1.41.0"
 SPARE_DISK = 200 * 2**20
@@ -74,12 +74,11 @@ def transcript_bytes(federation: Federation) -> int:
 
 
 def data(federation: Federation, data_dir: Path | None) -> Check:
-    from fl_privacy.tasks.datasets import load
-
-    if not CATALOG[federation.task.dataset].needs_data:
+    entry = TASKS.get(federation.task.dataset)
+    if not entry.needs_data:
         return Check("data", True, f"{federation.task.dataset} is bundled")
     try:
-        split = load(federation.task.dataset, data_dir)
+        split = entry.load(data_dir)
     except FederationError as error:
         return Check("data", False, str(error), "give --data-dir or set FL_PRIVACY_DATA")
     return Check("data", True, f"{federation.task.dataset}: {len(split.train)} training records")

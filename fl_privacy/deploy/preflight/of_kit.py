@@ -29,7 +29,7 @@ from fl_privacy.deploy.preflight.reach import NO_PASSWORD, Way, dialogue, greet,
 from fl_privacy.errors import FederationError
 from fl_privacy.gate.dial import Unreachable
 from fl_privacy.identity.keyring import Identity
-from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.tasks.catalog import TASKS
 
 Test = Callable[[], Iterable[Check]]
 
@@ -214,7 +214,7 @@ def _data(folder: Folder) -> list[Check]:
     from fl_privacy.tasks import files
 
     dataset = folder.federation.task.dataset
-    if not folder.role.data or folder.kit.evaluator or not CATALOG[dataset].needs_data:
+    if not folder.role.data or folder.kit.evaluator or not TASKS.get(dataset).needs_data:
         return []  # who has an evaluator to dial leaves the data to it
     fix = "set `data` in kit.yaml to the folder that holds the data set"
     try:

@@ -1,0 +1,1 @@
+"""Additions to fl-privacy, as docs/extending.md builds them."""
