@@ -20,8 +20,8 @@ settings.load_profile("side-by-side")
 # Fixtures that start a federation, a network of machines or containers, the slowest first. Who asks for one is
 # end-to-end; a test that starts a federation itself says so with `@pytest.mark.e2e`.
 WHOLE = (
-    *("machines", "unbroken", "audited", "metered", "seen", "loot", "demo", "world", "published", "colluded", "followed"),
-    *("stack", "image"),
+    *("machines", "unbroken", "audited", "metered", "seen", "loot", "demo", "world", "published", "colluded"),
+    *("followed", "stack", "image"),
 )
 
 
