@@ -21,4 +21,4 @@ class Behaviour(Choice, ABC):
         """What this site makes of the update that it trained, before the steps of an honest site."""
 
 
-BEHAVIOURS: Registry[type[Behaviour]] = Registry("fl_privacy.behaviours", {})
+BEHAVIOURS: Registry[type[Behaviour]] = Registry("fl_privacy.behaviours", {}, Behaviour)

@@ -42,12 +42,12 @@ class Chosen:
         union: Any = Annotated[Union[ours], Field(discriminator="kind")] if ours[1:] else (ours or (Choice,))[0]  # noqa: UP007
         known = handler.generate_schema(union)
         return core_schema.no_info_wrap_validator_function(
-            lambda value, _: self._parse(value),
+            lambda value, _: self._parse(value, source),
             known,
             serialization=core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True),
         )
 
-    def _parse(self, value: Any) -> Any:
+    def _parse(self, value: Any, base: Any) -> Any:
         if isinstance(value, Choice):
             return value
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
@@ -55,7 +55,10 @@ class Chosen:
         name = self._slot + value["kind"]
         if name not in self._registry:
             raise PydanticCustomError("kind", "unknown kind; use one of {names}", {"names": self._names()})
-        return self._registry.get(name).model_validate(value)
+        kind = self._registry.get(name)
+        if not issubclass(kind, base):
+            raise PydanticCustomError("kind", "is not a {base}, which this key needs", {"base": base.__name__})
+        return kind.model_validate(value)
 
     def _names(self) -> str:
         return ", ".join(name.removeprefix(self._slot) for name in self._registry if name.startswith(self._slot))

@@ -19,6 +19,7 @@ from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics
 from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.registry import packages
 from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
@@ -80,7 +81,7 @@ class Coordinator:
         return {
             "run": self.plan.run,
             "config": self.federation.model_dump(mode="json"),
-            "versions": {name: version(name) for name in VERSIONS},
+            "versions": {**{name: version(name) for name in VERSIONS}, **packages()},
             "seed": self.federation.seed,
             "private": not self.federation.reproducible,
             "layout": self.layout.to_json(),

@@ -22,11 +22,10 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from PIL import Image
 
-from fl_privacy.errors import DataError, FederationError
+from fl_privacy.errors import ConfigError, DataError, FederationError
 from fl_privacy.tasks import cache, cifar10, digits, files, heart_disease, mnist
-from fl_privacy.tasks.catalog import CATALOG, MODELS, fits
+from fl_privacy.tasks.catalog import MODELS, TASKS, Entry, fits
 from fl_privacy.tasks.data import Dataset, Split
-from fl_privacy.tasks.datasets import DATASETS, load
 from fl_privacy.tasks.models import BUILDERS, build
 from fl_privacy.tasks.partition import fewest, partition
 from fl_privacy.tasks.train import Recipe, device, evaluate, few_threads, fit
@@ -35,7 +34,11 @@ from fl_privacy.vector import load as load_vector
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE_MODELS = sorted(set(MODELS) - {"lstm"})
-PAIRS = [(dataset, model) for dataset in CATALOG for model in MODELS if fits(dataset, model)]
+PAIRS = [(dataset, model) for dataset in TASKS.ours() for model in MODELS if fits(dataset, model)]
+
+
+def load(name: str, data_dir: Path | None) -> Split:
+    return TASKS.get(name).load(data_dir)
 
 
 def data_dir() -> Path:
@@ -76,7 +79,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
 @pytest.mark.parametrize("name", ["digits", "heart-disease", "mnist", "lcl"])
 def test_a_data_set_is_what_the_catalog_says(name: str) -> None:
-    entry = CATALOG[name]
+    entry = TASKS.get(name)
     split = load(name, data_dir() if entry.needs_data else None)
     assert (split.shape, split.classes, split.sites) == (entry.shape, entry.classes, entry.sites)
     assert len(split.train) == entry.train
@@ -91,9 +94,8 @@ def test_a_data_set_is_what_the_catalog_says(name: str) -> None:
 
 
 def test_catalog_loaders_and_builders_have_the_same_names() -> None:
-    assert set(CATALOG) == set(DATASETS)
     assert set(MODELS) == set(BUILDERS)
-    assert {name for name, entry in CATALOG.items() if entry.needs_data} == set(files.SOURCES)
+    assert {name for name in TASKS.ours() if TASKS.get(name).needs_data} == set(files.SOURCES)
 
 
 def test_mnist_known_values() -> None:
@@ -158,7 +160,7 @@ def test_the_first_sites_are_the_first_of_the_data() -> None:
         Split(Dataset(data.x, data.y), data, 6, (1,), ("a", "b", "c")).first_sites(1)
 
 
-@pytest.mark.parametrize("module", ["fl_privacy.tasks", "fl_privacy.tasks.datasets", "fl_privacy.tasks.partition"])
+@pytest.mark.parametrize("module", ["fl_privacy.config", "fl_privacy.tasks.lcl", "fl_privacy.tasks.partition"])
 def test_data_need_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
@@ -180,8 +182,20 @@ def test_missing_data_say_what_where_and_how(name: str, tmp_path: Path, monkeypa
 
 
 def test_an_unknown_data_set_is_named() -> None:
-    with pytest.raises(DataError, match=r"'nosuch' is unknown; use one of digits"):
+    with pytest.raises(ConfigError, match=r"'nosuch' is unknown; use one of digits"):
         load("nosuch", None)
+
+
+def wrong_labels(data_dir: Path | None) -> Split:
+    made = Dataset(np.zeros((4, 2), np.float32), np.zeros(4, np.int32))
+    return Split(made, made, classes=2, shape=(2,))
+
+
+def test_a_loader_that_does_not_give_what_its_task_states_is_named() -> None:
+    with pytest.raises(DataError, match=r"digits:load: gives shape \(1, 8, 8\), not \(64,\)"):
+        Entry((64,), 10, 1438, "fl_privacy.tasks.digits:load").load()
+    with pytest.raises(DataError, match=r"labels of type {'int32'}, not {'int64'}"):
+        Entry((2,), 2, 4, f"{__name__}:wrong_labels").load()
 
 
 def write(root: Path, name: str, content: bytes, listed: bytes | None = None) -> Path:
@@ -253,7 +267,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 def small_cifar() -> tuple[dict[str, bytes], dict[str, NDArray[np.uint8]]]:
     rng = np.random.default_rng(0)
     names = ["train/truck/0001.jpg", "train/bird/0002.jpg", "train/bird/0001.jpg", "test/airplane/0000.jpg"]
-    pixels = {name: rng.integers(0, 256, CATALOG["cifar10"].shape, dtype=np.uint8) for name in names}
+    pixels = {name: rng.integers(0, 256, TASKS.get("cifar10").shape, dtype=np.uint8) for name in names}
     return {name: png(image) for name, image in pixels.items()}, pixels
 
 
@@ -435,7 +449,7 @@ def test_an_impossible_partition_is_refused(
 
 @pytest.mark.parametrize(("dataset", "model"), PAIRS)
 def test_every_model_that_fits_scores_every_class_or_forecasts(dataset: str, model: str) -> None:
-    entry = CATALOG[dataset]
+    entry = TASKS.get(dataset)
     built = build(model, entry.shape, entry.classes, seed=0)
     for batch in (1, 3):
         assert built(torch.zeros(batch, *entry.shape)).shape == (batch, entry.classes or 1)
@@ -443,7 +457,7 @@ def test_every_model_that_fits_scores_every_class_or_forecasts(dataset: str, mod
 
 @pytest.mark.parametrize(("dataset", "model"), PAIRS)
 def test_every_model_comes_back_from_its_vector(dataset: str, model: str) -> None:
-    entry = CATALOG[dataset]
+    entry = TASKS.get(dataset)
     built, other = (build(model, entry.shape, entry.classes, seed) for seed in (0, 1))
     weights, layout = flatten(built)
     load_vector(other, weights, layout)
@@ -462,7 +476,7 @@ def test_images_fit_the_image_models_and_series_the_lstm() -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.sampled_from(PAIRS), seeds)
 def test_a_seed_decides_the_weights_and_leaves_torch_alone(pair: tuple[str, str], seed: int) -> None:
-    entry = CATALOG[pair[0]]
+    entry = TASKS.get(pair[0])
     before = torch.get_rng_state()
     first, second, other = (flatten(build(pair[1], entry.shape, entry.classes, s))[0] for s in (seed, seed, seed ^ 1))
     assert torch.equal(torch.get_rng_state(), before)

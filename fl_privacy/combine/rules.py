@@ -141,7 +141,7 @@ class TrimmedMean(Robust):
 
 OURS = (FedAvg, FedProx, FedAdam, FedYogi, Median, TrimmedMean)
 NAMES = {rule.model_fields["kind"].default: f"{__name__}:{rule.__name__}" for rule in OURS}
-RULES: Registry[type[Rule]] = Registry("fl_privacy.rules", NAMES)
+RULES: Registry[type[Rule]] = Registry("fl_privacy.rules", NAMES, Rule)
 
 
 class Combiner:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fl_privacy.tasks.catalog import CATALOG, fits
+from fl_privacy.tasks.catalog import TASKS, fits
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -39,7 +39,7 @@ def _sites(f: Federation) -> Iterator[str]:
 
 def _task(f: Federation) -> Iterator[str]:
     dataset, kind = f.task.dataset, f.task.partition.kind
-    centres = CATALOG[dataset].sites
+    centres = TASKS.get(dataset).sites
     if not fits(dataset, f.task.model):
         yield f"task.model: {f.task.model!r} does not fit the {dataset} data; use mlp"
     if f.task.hidden is not None and f.task.model != "mlp":
@@ -48,7 +48,7 @@ def _task(f: Federation) -> Iterator[str]:
         yield f"task.partition.kind: {dataset} has no sites of its own; use iid or dirichlet"
     if kind == "by-site" and len(f.sites) > len(centres):
         yield f"sites: {dataset} by-site has {len(centres)}, not {len(f.sites)}; use at most {len(centres)}"
-    if kind == "dirichlet" and CATALOG[dataset].forecast:
+    if kind == "dirichlet" and TASKS.get(dataset).forecast:
         yield f"task.partition.kind: {dataset} has no classes to skew; use by-site or iid"
 
 

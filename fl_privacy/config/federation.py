@@ -23,6 +23,7 @@ from fl_privacy.routes.base import Route
 from fl_privacy.routes.shuffler import ShufflerRoute
 from fl_privacy.steps import STEPS
 from fl_privacy.steps.base import Off, Privatise, Step
+from fl_privacy.tasks.catalog import TASKS
 
 ADDRESS = r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):[0-9]{1,5}$"
 MAX_SITES = 10_000
@@ -68,13 +69,26 @@ class Training(Model):
 class Task(Model):
     """What the federation learns."""
 
-    dataset: Literal["digits", "mnist", "cifar10", "heart-disease", "lcl"] = "digits"
-    model: Literal["mlp", "lenet5", "cnn", "mobilecnn", "lstm"] = "mlp"
+    dataset: str = Field(
+        "digits",
+        description="also one that an installed package adds",
+        json_schema_extra={"anyOf": [{"enum": [*TASKS.ours()]}, {"type": "string"}]},
+    )
+    model: Literal["mlp", "lenet5", "cnn", "mobilecnn", "lstm", "own"] = Field(
+        "mlp", description="`own`: the model that the data set brings"
+    )
     hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] | None = Field(
         None, max_length=8, description="hidden layer widths of the mlp; default: the model's own"
     )
     partition: Partition = Partition()
     train: Training = Training()
+
+    @field_validator("dataset")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in TASKS:
+            raise ValueError(f"unknown; use one of {', '.join(TASKS)}")
+        return name
 
 
 class Hosts(Model):

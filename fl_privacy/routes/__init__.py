@@ -3,6 +3,12 @@
 from fl_privacy.registry import Registry
 from fl_privacy.routes.base import Route
 
-KINDS = ("server", "shuffler", "shards")
-OURS = {kind: f"fl_privacy.routes.{kind}:{kind.title()}Route" for kind in KINDS}
-ROUTES: Registry[type[Route]] = Registry("fl_privacy.routes", OURS)
+ROUTES: Registry[type[Route]] = Registry(
+    "fl_privacy.routes",
+    {
+        "server": "fl_privacy.routes.server:ServerRoute",
+        "shuffler": "fl_privacy.routes.shuffler:ShufflerRoute",
+        "shards": "fl_privacy.routes.shards:ShardsRoute",
+    },
+    Route,
+)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from fl_privacy.coding import Payload
+from fl_privacy.coding import FLOAT32, Payload
 from fl_privacy.errors import RoundFailed
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, by_parameter, tickets
 from fl_privacy.shuffle import buckets
@@ -52,6 +52,9 @@ class ShufflerRoute(Route):
             yield f"route.buckets: {self.buckets!r} needs budgets, and privatise.kind is none; use ldp or dpsgd"
         elif self.buckets == "levelled" and not federation.privatise.after_training:
             yield f"route.buckets: 'levelled' needs noise on the update, and {kind} adds it in training; use published"
+        elif self.buckets == "levelled" and federation.coding != FLOAT32:
+            name = federation.coding.name
+            yield f"route.buckets: 'levelled' adds noise to float32, and updates are {name}; use published"
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         n, d, coding, ticket = federation.cohort, parameters, federation.coding, tickets(federation)

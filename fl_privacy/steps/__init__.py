@@ -3,7 +3,12 @@
 from fl_privacy.registry import Registry
 from fl_privacy.steps.base import SLOTS, Step
 
-HERE = "fl_privacy.steps."
-OFF = {f"{slot}.none": HERE + "base:Off" for slot in SLOTS}
-PRIVATISE = {"privatise.ldp": HERE + "privatise.ldp:Ldp", "privatise.dpsgd": HERE + "privatise.dpsgd:Dpsgd"}
-STEPS: Registry[type[Step]] = Registry("fl_privacy.steps", OFF | PRIVATISE)
+STEPS: Registry[type[Step]] = Registry(
+    "fl_privacy.steps",
+    {
+        **{f"{slot}.none": "fl_privacy.steps.base:Off" for slot in SLOTS},
+        "privatise.ldp": "fl_privacy.steps.privatise.ldp:Ldp",
+        "privatise.dpsgd": "fl_privacy.steps.privatise.dpsgd:Dpsgd",
+    },
+    Step,
+)

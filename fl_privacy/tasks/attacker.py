@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
-from fl_privacy.registry import Registry
+from fl_privacy.registry import resolve
+from fl_privacy.tasks.catalog import TASKS
 from fl_privacy.tasks.data import Dataset
-from fl_privacy.tasks.datasets import load
 from fl_privacy.tasks.workload import Workload
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ class ByClass:
 
     def auxiliary(self, federation: Federation, data_dir: Path | None, seed: int) -> Auxiliary:
         name, dealt = federation.task.dataset, federation.task.partition
-        split = load(name, data_dir)
+        split = TASKS.get(name).load(data_dir)
         if dealt.kind == "by-site" or not split.classes:
             raise DataError(
                 f"task.dataset: nobody has auxiliary data for {name!r} by site; use the iid or dirichlet partition, "
-                f"or a data set with auxiliary data of its own ({', '.join(FACTS)})"
+                "or a data set with auxiliary data of its own (lcl)"
             )
         size = min(len(split.train) // len(federation.sites), len(split.test))
         alpha = dealt.alpha if dealt.kind == "dirichlet" else None
@@ -68,12 +68,11 @@ class ByClass:
         return np.arange(len(federation.sites))
 
 
-# Data sets with facts of their own; the others are taken by class.
-FACTS: Registry[Facts] = Registry("fl_privacy.attacker_facts", {"lcl": "fl_privacy.tasks.lcl_attacker:FACTS"})
-
-
 def facts_of(dataset: str) -> Facts:
-    return FACTS.get(dataset) if dataset in FACTS else ByClass()
+    """Those that the task brings; without any, its sites are taken by class."""
+    own = TASKS.get(dataset).attacker
+    facts: Facts = resolve(own) if own else ByClass()
+    return facts
 
 
 def parts(federation: Federation, data_dir: Path | None) -> list[Dataset]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import cache, files
-from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.tasks.catalog import CIFAR10
 from fl_privacy.tasks.data import Dataset, Split, scale
 
 ARCHIVE = "cifar10_jpg.tar.xz"
@@ -36,7 +36,7 @@ def load(data_dir: Path | None = None) -> Split:
         arrays = decode(images)
         cache.write(cached, arrays)
     train, test = (Dataset(scale(arrays[f"{h}_x"]), arrays[f"{h}_y"].astype(np.int64)) for h in HALVES)
-    return Split(train, test, CATALOG["cifar10"].classes, CATALOG["cifar10"].shape)
+    return Split(train, test, CIFAR10.classes, CIFAR10.shape)
 
 
 def read_tar(archive: bytes) -> Images:
@@ -54,7 +54,7 @@ def decode(images: Images) -> Arrays:
     arrays: Arrays = {}
     for half in HALVES:
         paths = [path for path in images if path.startswith(f"{half}/")]
-        pixels = np.empty((len(paths), *CATALOG["cifar10"].shape), np.uint8)
+        pixels = np.empty((len(paths), *CIFAR10.shape), np.uint8)
         for row, path in enumerate(paths):
             pixels[row] = decode_image(path, images[path])
         arrays[f"{half}_x"] = pixels
@@ -66,7 +66,7 @@ def decode_image(path: str, content: bytes) -> NDArray[np.uint8]:
     """One image, channels first."""
     from PIL import Image
 
-    _, height, width = CATALOG["cifar10"].shape
+    _, height, width = CIFAR10.shape
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
             pixels = np.asarray(image.convert("RGB"), np.uint8) if image.size == (width, height) else None
@@ -89,7 +89,7 @@ def read_cache(path: Path | None) -> Arrays | None:
     arrays = cache.read(path, [f"{half}_{part}" for half in HALVES for part in "xy"])
     if arrays is None:
         return None
-    shape = CATALOG["cifar10"].shape
+    shape = CIFAR10.shape
     whole = all(
         arrays[f"{half}_x"].shape == (size, *shape) and arrays[f"{half}_y"].shape == (size,)
         for half, size in SIZES.items()

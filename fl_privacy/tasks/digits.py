@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
-from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.tasks.catalog import DIGITS
 from fl_privacy.tasks.data import Dataset, Split
 
 HELD_OUT = 5
@@ -19,7 +19,7 @@ BRIGHTEST = 16
 def load(data_dir: Path | None = None) -> Split:
     """1,438 training and 359 held-out digits, scaled to 0..1; `data_dir` is not needed."""
     table = bundled()
-    entry = CATALOG["digits"]
+    entry = DIGITS
     x = (table[:, :-1] / np.float32(BRIGHTEST)).reshape(-1, *entry.shape)
     y = table[:, -1].astype(np.int64)
     test = every_fifth(y)

@@ -32,10 +32,14 @@ def folder(data_dir: Path | None, dataset: str) -> Path:
     given = data_dir or os.environ.get(ENVIRONMENT)
     if not given:
         raise DataError(
-            f"data_dir: {dataset} needs a data folder and none was given; put {SOURCES[dataset]}, into DIR/{dataset} "
+            f"data_dir: {dataset} needs a data folder and none was given; put {_source(dataset)}, into DIR/{dataset} "
             f"and pass --data-dir DIR or {ENVIRONMENT}=DIR"
         )
     return Path(given)
+
+
+def _source(dataset: str) -> str:
+    return SOURCES.get(dataset, "its files")
 
 
 def read(data_dir: Path | None, dataset: str, name: str) -> bytes:
@@ -46,7 +50,7 @@ def read(data_dir: Path | None, dataset: str, name: str) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"data_dir: {path} cannot be read ({error.strerror}); put {SOURCES[dataset]}, there, "
+            f"data_dir: {path} cannot be read ({error.strerror}); put {_source(dataset)}, there, "
             f"or pass another --data-dir or {ENVIRONMENT}"
         ) from None
     expected = listed_sums(root).get(f"{dataset}/{name}")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import files
-from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.tasks.catalog import HEART_DISEASE
 from fl_privacy.tasks.data import Dataset, Split, pool
 
 SUMS = {
@@ -28,7 +28,7 @@ SPLIT_SEED = 43
 
 def load(data_dir: Path | None = None) -> Split:
     """486 training and 254 held-out patients; `site` is the centre."""
-    entry = CATALOG["heart-disease"]
+    entry = HEART_DISEASE
     halves = [prepare(read_centre(data_dir, name), site) for site, name in enumerate(entry.sites)]
     train, test = (pool([half[i] for half in halves]) for i in (0, 1))
     return Split(train, test, entry.classes, entry.shape, entry.sites)

@@ -9,7 +9,7 @@ import numpy as np
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import cache, files
 from fl_privacy.tasks import load as electricity
-from fl_privacy.tasks.catalog import CATALOG, LCL_HOUSEHOLDS, LCL_WINDOWS
+from fl_privacy.tasks.catalog import LCL, LCL_HOUSEHOLDS, LCL_WINDOWS
 from fl_privacy.tasks.data import Split
 from fl_privacy.tasks.load import Columns, Plan, Readings
 
@@ -27,8 +27,8 @@ def load(data_dir: Path | None = None) -> Split:
     """The records of 200 sites, each a household in one of five windows of the year."""
     members, _ = sides(readings(data_dir))
     made = electricity.split(members, PLAN)
-    if made.sites != CATALOG["lcl"].sites:
-        raise DataError(f"lcl: the files give {len(made.sites)} sites, not {len(CATALOG['lcl'].sites)}; get them again")
+    if made.sites != LCL.sites:
+        raise DataError(f"lcl: the files give {len(made.sites)} sites, not {len(LCL.sites)}; get them again")
     return made
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fl_privacy.tasks import load as electricity
 from fl_privacy.tasks.attacker import Auxiliary, Facts, parts
-from fl_privacy.tasks.catalog import CATALOG, LCL_HOUSEHOLDS
+from fl_privacy.tasks.catalog import LCL, LCL_HOUSEHOLDS
 from fl_privacy.tasks.data import Dataset, Split
 from fl_privacy.tasks.lcl import PLAN, readings, sides
 from fl_privacy.tasks.load import Readings
@@ -59,7 +59,7 @@ def outsiders(data_dir: Path | None = None) -> tuple[Split, Ints]:
 def members(data_dir: Path | None = None) -> Ints:
     """The behaviour of every site of the federation, in their order."""
     inside, others = sides(readings(data_dir))
-    return labels(CATALOG["lcl"].sites, inside, others)
+    return labels(LCL.sites, inside, others)
 
 
 def labels(sites: tuple[str, ...], households: Readings, others: Readings) -> Ints:

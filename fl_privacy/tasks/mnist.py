@@ -10,7 +10,7 @@ import numpy as np
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import files
-from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.tasks.catalog import MNIST
 from fl_privacy.tasks.data import Dataset, Split, scale
 
 # Checksums of the unpacked files: mirrors repack them, so the checksums of the .gz files differ.
@@ -25,14 +25,14 @@ IMAGES_HEADER, LABELS_HEADER = 16, 8
 
 def load(data_dir: Path | None = None) -> Split:
     """60,000 training and 10,000 held-out images, scaled to 0..1."""
-    entry = CATALOG["mnist"]
+    entry = MNIST
     return Split(_half(data_dir, "train"), _half(data_dir, "t10k"), entry.classes, entry.shape)
 
 
 def _half(data_dir: Path | None, half: str) -> Dataset:
     pixels = np.frombuffer(unpack(data_dir, f"{half}-images-idx3-ubyte"), np.uint8, offset=IMAGES_HEADER)
     labels = np.frombuffer(unpack(data_dir, f"{half}-labels-idx1-ubyte"), np.uint8, offset=LABELS_HEADER)
-    return Dataset(scale(pixels.reshape(-1, *CATALOG["mnist"].shape)), labels.astype(np.int64))
+    return Dataset(scale(pixels.reshape(-1, *MNIST.shape)), labels.astype(np.int64))
 
 
 def unpack(data_dir: Path | None, name: str) -> bytes:

@@ -24,10 +24,7 @@ LSTM_HIDDEN = 32
 def build(
     name: str, shape: tuple[int, ...], classes: int, seed: int, hidden: tuple[int, ...] | None = None
 ) -> nn.Module:
-    """The named model for records of this shape, with one score per class, or one forecast if there are no classes.
-
-    The seed determines the weights; torch's global generator is not affected.
-    """
+    """The named model for records of this shape, with one score per class, or one forecast if there are no classes."""
     if name not in BUILDERS:
         raise FederationError(f"task.model: {name!r} is unknown; use one of {', '.join(BUILDERS)}")
     if not MODELS[name].take(shape, classes):
@@ -36,9 +33,14 @@ def build(
     if hidden is not None and name != "mlp":
         raise FederationError(f"task.hidden: only mlp supports it, and task.model is {name!r}; remove it")
     outputs = classes or 1
+    return seeded(lambda: mlp(shape, outputs, hidden) if hidden is not None else BUILDERS[name](shape, outputs), seed)
+
+
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A new model with weights that the seed determines; torch's global generator is not affected."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return mlp(shape, outputs, hidden) if hidden is not None else BUILDERS[name](shape, outputs)
+        return make()
 
 
 def mlp(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = HIDDEN) -> nn.Module:

@@ -15,9 +15,8 @@ from torch import nn
 
 from fl_privacy import vector
 from fl_privacy.tasks import models
-from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.tasks.catalog import OWN, TASKS
 from fl_privacy.tasks.data import Dataset, Split
-from fl_privacy.tasks.datasets import load
 from fl_privacy.tasks.partition import partition
 from fl_privacy.tasks.train import Metrics, Recipe, evaluate, fit
 
@@ -27,8 +26,11 @@ if TYPE_CHECKING:
 Fit = Callable[..., Any]  # (model, data, recipe, device=...): trains the model in place
 Check = Callable[[nn.Module, tuple[int, ...], int], None]  # (model, shape of a record, classes)
 
-# Files are read once for all sites of a process (hundreds in simulation).
-_split = lru_cache(maxsize=2)(load)
+
+@lru_cache(maxsize=2)
+def _split(dataset: str, data_dir: Path | None) -> Split:
+    """Files are read once for all sites of a process (hundreds in simulation)."""
+    return TASKS.get(dataset).load(data_dir)
 
 
 class Workload:
@@ -84,7 +86,10 @@ class Workload:
 
 def model_of(federation: Federation) -> nn.Module:
     """The federation's model; needs no data."""
-    entry, task = CATALOG[federation.task.dataset], federation.task
+    task = federation.task
+    entry = TASKS.get(task.dataset)
+    if task.model == OWN:
+        return models.seeded(entry.own_model, federation.seed)
     return models.build(task.model, entry.shape, entry.classes, federation.seed, task.hidden)
 
 

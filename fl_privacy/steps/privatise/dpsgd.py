@@ -10,7 +10,7 @@ from pydantic import Field
 from fl_privacy.dp import sampled
 from fl_privacy.dp.ledger import compose
 from fl_privacy.steps.base import At, Guard, Privatise, Seat
-from fl_privacy.tasks.catalog import CATALOG
+from fl_privacy.tasks.catalog import TASKS
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -40,7 +40,7 @@ class Dpsgd(Privatise):
 
     def over_run(self, federation: Federation, epsilon: float) -> tuple[float, float]:
         """As the ledger will compose it, for a site of average size."""
-        entry = CATALOG[federation.task.dataset]
+        entry = TASKS.get(federation.task.dataset)
         shares = len(entry.sites) if federation.task.partition.kind == "by-site" else len(federation.sites)
         plan = self.plan(federation, max(1, entry.train // shares), epsilon)
         composed = compose([plan.charge] * federation.rounds, self.delta)
