@@ -15,7 +15,7 @@ from .nodes import Nodes
 LIFE = 11.5 * 3600.0  # seconds: Flower drops an answer after 12 hours
 LOOK = 5.0  # seconds between two checks of who is connected
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
 class Invitations:
@@ -25,8 +25,8 @@ class Invitations:
     gets its own invitation.
     """
 
-    def __init__(self, nodes: Nodes, federation: Federation, rounds: int, tell: Tell) -> None:
-        self._nodes, self._federation, self._rounds, self._tell = nodes, federation, rounds, tell
+    def __init__(self, nodes: Nodes, federation: Federation, rounds: int, report: Report) -> None:
+        self._nodes, self._federation, self._rounds, self._report = nodes, federation, rounds, report
         self._held: dict[str, tuple[int, float]] = {}  # site -> last round of its ticket, and when that ends
         self._settled: set[str] = set()  # sites that declined or finished the current attempt: not invited twice
         self._attempt = ""
@@ -68,4 +68,4 @@ class Invitations:
         """Forget the tickets of sites that disconnected."""
         for site in set(self._held) - set(self._nodes.refresh()):
             del self._held[site]
-            self._tell("lost", site=site)
+            self._report("lost", site=site)

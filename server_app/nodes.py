@@ -29,14 +29,14 @@ class Nodes:
         self._pending: dict[str, str] = {}
         self._simulated = False
 
-    def wait(self, tell: Callable[[int], None] = lambda count: None) -> list[str]:
+    def wait(self, report: Callable[[int], None] = lambda count: None) -> list[str]:
         """The names of the connected sites: all of them, or after the deadline at least a quorum."""
-        until, told = time.monotonic() + self._federation.deadline, -1
+        until, reported = time.monotonic() + self._federation.deadline, -1
         while True:
             self._ids = self._named()
-            if len(self._ids) != told:
-                told = len(self._ids)
-                tell(told)
+            if len(self._ids) != reported:
+                reported = len(self._ids)
+                report(reported)
             if len(self._ids) == len(self._federation.sites) or time.monotonic() > until:
                 break
             time.sleep(POLL)
