@@ -1,6 +1,7 @@
 """Whose update is the largest of a round? Records that the model fits badly make large updates."""
 
 import numpy as np
+
 from attacks.common.measure import Measure, Scores
 from fl_privacy.transcript.events import Invited, Row
 
