@@ -15,15 +15,14 @@ import struct
 import sys
 from pathlib import Path
 
-FOLDERS = ("torch/test", "torch/include", "torch/share", "pyarrow/include", "pyarrow/src", "ray/jars", "ray/cpp")
-FOLDERS += ("ray/dashboard/client", "ray/rllib", "ray/llm")
+FOLDERS = ("torch/test", "torch/include", "torch/share", "pyarrow/include", "pyarrow/src")
 FILES = ("pyarrow/*flight*", "pyarrow/*s3*.so*", "torch/lib/*test*.so")
 SOURCES = (".a", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pxd", ".pyx", ".pxi")
 KEPT_PROGRAM = "torch_shm_manager"
-LARGE = "fontTools functorch matplotlib networkx numba numpy pyarrow pygments ray scipy setuptools sklearn sympy torch"
+LARGE = "fontTools functorch matplotlib networkx numba numpy pyarrow pygments scipy setuptools sklearn sympy torch"
 IMPORTS = """
 dp_accounting.pld dp_accounting.rdp lightgbm matplotlib.backends.backend_agg matplotlib.figure networkx numba
-opacus.validators PIL.Image pyarrow.parquet ray rich.progress scipy.optimize scipy.special scipy.stats sklearn.cluster
+opacus.validators PIL.Image pyarrow.parquet rich.progress scipy.optimize scipy.special scipy.stats sklearn.cluster
 sklearn.datasets sklearn.linear_model sklearn.metrics sklearn.model_selection sklearn.pipeline sklearn.preprocessing
 torch.func
 """

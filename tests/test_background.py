@@ -145,7 +145,8 @@ def test_a_real_site_that_cannot_come_up_leaves_nothing_also_without_its_empty_f
     kit = tmp_path / "kits" / "site-0"
     shutil.rmtree(kit / "state")
     done = cli("site", "start", kit)
-    assert (done.returncode, "did not start: worker: data_dir" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("error: site site-0: did not start: worker: data_dir: ")
     assert left(kit) == []
     assert json_of(cli("site", "status", kit, "--json"))["state"] == "down"
 
@@ -159,7 +160,7 @@ def test_who_looks_whether_a_kit_is_served_keeps_nobody_from_serving_it(site: Fo
             assert site.served
         assert not site.served
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(LaunchError, match="is served already"), alone(site):
+        with pytest.raises(LaunchError, match="is already served"), alone(site):
             pass
 
 

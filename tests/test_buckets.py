@@ -88,11 +88,11 @@ def test_an_impossible_n_min_is_refused(n_min: int) -> None:
 
 
 @pytest.mark.parametrize("distinct", [5, 100_000])
-def test_a_hundred_thousand_budgets_take_less_than_a_second(distinct: int) -> None:
+def test_a_hundred_thousand_budgets_take_no_quadratic_time(distinct: int) -> None:
     epsilons = (np.random.default_rng(0).integers(0, distinct, 100_000) + 1.0).tolist()
     began = time.process_time()
     form(epsilons, 10)
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 5  # a tenth of a second; every pair of them would take minutes
 
 
 @pytest.mark.parametrize(("members", "exponent"), [(4, 6020.6), (8, 9030.9), (16, 12041.2)])

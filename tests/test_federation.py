@@ -75,7 +75,6 @@ def test_nothing_is_left_running(unbroken: Result) -> None:
     assert processes_of(Path(unbroken.path)) == []
 
 
-@pytest.mark.ray
 def test_simulation_gives_the_same_model_bit_for_bit(unbroken: Result, runs: Path) -> None:
     simulated = up(Federation.parse(REPEATABLE), "simulation", runs)
     assert simulated.status == "completed", simulated.reason
@@ -160,7 +159,7 @@ def interrupted(engine: str, runs: Path, tmp_path: Path) -> Path:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.strip() == "interrupted; everything that was started has been stopped"
+    assert errors.strip() == "interrupted; all processes have been stopped"
     return found[0]
 
 
@@ -203,7 +202,7 @@ def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert "disk" in done.stderr
 
 
-@pytest.mark.ray
+@pytest.mark.e2e
 def test_sites_that_fail_end_the_run_with_a_reason(runs: Path) -> None:
     """A learning rate that explodes: every site refuses to send, and the run says so instead of waiting."""
     text = "sites: 3\nrounds: 1\nattempts: 1\ntask: {train: {lr: 1.0e+30}}"
@@ -212,7 +211,7 @@ def test_sites_that_fail_end_the_run_with_a_reason(runs: Path) -> None:
     assert "refused or failed" in result.reason
 
 
-@pytest.mark.ray
+@pytest.mark.e2e
 def test_up_ends_with_one_line_of_json_and_the_server_route_names_every_row(tmp_path: Path) -> None:
     """The baseline, from the command line."""
     config = tmp_path / "c.yaml"

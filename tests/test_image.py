@@ -36,13 +36,6 @@ class TestFiles:
         assert {source for source, _ in stages[1:]} <= {name for _, name in stages}
         assert len(stages) > 2
 
-    def test_the_final_stage_is_not_root_and_has_a_health_check_and_an_entry_point(self) -> None:
-        assert re.findall(r"^USER (.*)$", FINAL, flags=re.MULTILINE) == ["10001:10001"]
-        assert FINAL.index("\nUSER") > FINAL.rindex("\nRUN")
-        assert 'ENTRYPOINT ["fl-privacy"]' in FINAL
-        assert "STOPSIGNAL SIGTERM" in FINAL
-        assert "/kit/run/healthy" in FINAL.split("HEALTHCHECK")[1]
-
     def test_the_lock_holds_for_every_dependency(self) -> None:
         assert "--constraint /build/requirements.lock -r /build/needs.txt" in DOCKERFILE
         assert "--require-hashes" in DOCKERFILE

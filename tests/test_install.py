@@ -192,7 +192,7 @@ class TestStamp:
     [
         ("OSError: [Errno 28] No space left on device", "disk"),
         ("OSError: libgomp.so.1: cannot open shared object file", "apt-get install libgomp1"),
-        ("ERROR: No matching distribution found for ray==2.55.1", "PYTHON=python3.11"),
+        ("ERROR: No matching distribution found for torch==2.13.0", "PYTHON=python3.11"),
         ("anything else", "make clean"),
     ],
 )

@@ -330,9 +330,7 @@ def test_status_tells_the_run_from_its_start_to_its_end(seen: Seen) -> None:
     assert {p.name for p in running.processes} >= {"superlink", "shuffler", "worker-site-0", "supernode-site-0"}
     assert all(p.alive and p.rss > 0 for p in running.processes)
     assert next(p.last for p in running.processes if p.name == "shuffler")
-    began = time.monotonic()
     found = json_of(cli("status", seen.result.path, "--json"))
-    assert time.monotonic() - began < 10  # of a loaded machine; its work is a third of a second
     assert (found["state"], found["round"], found["rounds"], found["processes"]) == ("completed", 2, 2, [])
     assert found["score"]["accuracy"] == seen.result.accuracy
     assert found["bytes"] > 0

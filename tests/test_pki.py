@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import stat
-import time
 from pathlib import Path
 
 import grpc
@@ -195,13 +194,13 @@ def test_an_authority_with_a_password_or_of_two_halves_is_refused(tmp_path: Path
     how = serialization.BestAvailableEncryption(b"word")
     encrypted = one.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
     (one.folder / "ca.key").write_bytes(encrypted)
-    with pytest.raises(LaunchError, match=r"authority .*ca\.key: has a password.*restore it"):
+    with pytest.raises(LaunchError, match=r"authority .*ca\.key: is encrypted.*restore it"):
         Authority.load(one.folder)
 
 
 @pytest.mark.parametrize("name", ["Foo Bar", "-a", "a_b", "a\n", "a" * 64, "../a"])
 def test_an_authority_for_a_federation_that_cannot_be_is_not_made(tmp_path: Path, name: str) -> None:
-    with pytest.raises(LaunchError, match=r"federation: .*use small letters"):
+    with pytest.raises(LaunchError, match=r"federation: .*use at most 63 lower-case letters"):
         Authority.create(tmp_path / "ca", name)
     assert not (tmp_path / "ca").exists()
     assert Authority.create(tmp_path / "ca", "cardio-2").federation == "cardio-2"
@@ -223,10 +222,3 @@ def test_a_missing_file_is_named(keys: Keys, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"key\.pem"):
         rpc.server_credentials(Keyring(tmp_path))
     assert isinstance(rpc.server_credentials(keys.of("site", "site-0")), grpc.ServerCredentials)
-
-
-def test_issuing_a_hundred_certificates_takes_seconds_at_most(keys: Keys, tmp_path: Path) -> None:
-    began = time.monotonic()
-    for number in range(100):
-        keys.authority.issue(Identity("test", "site", f"site-{number}"), tmp_path / str(number))
-    assert time.monotonic() - began < 10

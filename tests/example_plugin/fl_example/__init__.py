@@ -1,1 +1,0 @@
-"""Additions to fl-privacy, as docs/extending.md builds them."""
