@@ -110,7 +110,9 @@ class TestFile:
 
     def test_what_parties_recorded_is_brought_to_the_run(self, tmp_path: Path) -> None:
         class Volumes:
-            federation = Federation.model_validate({"name": "f", "sites": 2, "audit": True, "route": {"n_min": 2}})
+            federation = Federation.model_validate(
+                {"name": "f", "sites": 2, "audit": True, "route": {"kind": "shuffler", "n_min": 2}}
+            )
             runs_dir, run = tmp_path, "a-run"
 
             def take(self, service: str, path: str, target: Path) -> None:
