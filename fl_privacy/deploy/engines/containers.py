@@ -19,8 +19,10 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.engines import compose
 from fl_privacy.deploy.engines.follow import Result
+from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.plan import new_run_name
 from fl_privacy.errors import LaunchError
+from fl_privacy.roles import ROLES
 
 IMAGE = "fl-privacy:{torch}"
 RUNS = "/runs"
@@ -119,12 +121,26 @@ def up(
             raise LaunchError(reason or f"the server's container ended with {code}")  # it failed before there was a run
         project.take("server", f"{RUNS}/{project.run}", project.runs_dir)
         project.take("server", f"{RUNS}/.{project.run}.ca.pem", project.runs_dir)
+        _collect(project)
         spent = _ledgers(project)
     finally:
         project.compose("down", "--timeout", "10")
     run_dir = project.runs_dir / project.run
     end = ("failed", reason) if code else ("completed", "")
     return Result.of(run_dir, end, time.monotonic() - began, spent)
+
+
+def _collect(project: Project) -> None:
+    """Under `audit: true`, what each party recorded of the run, from its own volume."""
+    if not project.federation.audit:
+        return
+    for role, name in parties(project.federation):
+        group = ROLES[role].records
+        if group and not ROLES[role].starts_runs:
+            target = project.runs_dir / project.run / group
+            with suppress(LaunchError):  # it recorded nothing
+                project.take(name, f"/kit/{group}/{project.run}", target)
+                (target / project.run).rename(target / name)
 
 
 def _ledgers(project: Project) -> list[dict[str, Any]]:
