@@ -208,9 +208,7 @@ async def main(log: Log) -> None:
     log.keep(options.events)
     superlink = parse(options.superlink)
     if not is_loopback(superlink[0]):
-        raise LaunchError(
-            f"superlink {options.superlink}: must be on loopback; otherwise callers could bypass the gate"
-        )
+        raise LaunchError(f"superlink {options.superlink}: must be on loopback; else callers could bypass the gate")
     keys = Keyring(options.keys)
     own = tls.own_identity(keys)
     if own.federation != options.federation or not ROLES[own.role].has_gate:
