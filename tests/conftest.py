@@ -21,7 +21,7 @@ settings.load_profile("side-by-side")
 # end-to-end; a test that starts a federation itself says so with `@pytest.mark.e2e`.
 WHOLE = (
     *("machines", "unbroken", "audited", "metered", "seen", "loot", "demo", "world", "published", "colluded"),
-    *("stack", "image"),
+    *("followed", "stack", "image"),
 )
 
 

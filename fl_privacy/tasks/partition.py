@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -27,15 +28,15 @@ def partition(
     if not 1 <= sites <= len(y):
         raise FederationError(f"sites: {sites} cannot share {len(y)} records; use 1 to {len(y)}")
     rng = np.random.default_rng(np.random.SeedSequence([STREAM, seed]))
-    if kind == "iid":
-        dealt = deal_iid(len(y), sites, rng)
-    elif kind == "dirichlet":
-        dealt = deal_dirichlet(y, sites, alpha, rng)
-    elif kind == "by-site":
-        dealt = deal_by_site(site, sites)
-    else:
-        raise FederationError(f"task.partition.kind: {kind!r} is unknown; use iid, dirichlet or by-site")
-    return [np.sort(rows) for rows in dealt]
+    ways: dict[str, Callable[[], list[Rows]]] = {
+        "iid": lambda: deal_iid(len(y), sites, rng),
+        "dirichlet": lambda: deal_dirichlet(y, sites, alpha, rng),
+        "by-site": lambda: deal_by_site(site, sites),
+    }
+    deal = ways.get(kind)
+    if deal is None:
+        raise FederationError(f"task.partition.kind: {kind!r} is unknown; use {', '.join(ways)}")
+    return [np.sort(rows) for rows in deal()]
 
 
 def deal_iid(count: int, sites: int, rng: np.random.Generator) -> list[Rows]:
