@@ -37,8 +37,7 @@ def provision(
     from fl_privacy.deploy.engines import compose
     from fl_privacy.deploy.kits import kit_files
     from fl_privacy.deploy.kits.kit import Folder
-    from fl_privacy.deploy.kits.provision import Choices
-    from fl_privacy.deploy.kits.provision import provision as write
+    from fl_privacy.deploy.kits.provision import Choices, provision as write
     from fl_privacy.identity.pki import Authority
 
     federation = Federation.load(config)

@@ -14,8 +14,7 @@ from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
-from fl_privacy.ops.metrics import operations
-from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.ops.metrics import operations, serve as serve_metrics
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import rpc
 from fl_privacy.wire.buffers import keep_buffers

@@ -23,8 +23,7 @@ from fl_privacy.identity import tls
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.watched import Watched
 from fl_privacy.ops.log import Log
-from fl_privacy.ops.metrics import OFF, Metrics, operations
-from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.ops.metrics import OFF, Metrics, operations, serve as serve_metrics
 from fl_privacy.roles import ROLES
 
 CONNECTIONS = 512
