@@ -221,7 +221,7 @@ sites:
         return self.FLIPPED.replace("RULE", rule)
 
     def test_it_needs_audit(self) -> None:
-        with pytest.raises(ConfigError, match="'site-0' misbehaves on purpose, which needs audit: true"):
+        with pytest.raises(ConfigError, match="'site-0' misbehaves, which needs audit: true"):
             Federation.parse(self.text("median").replace("audit: true", "audit: false"))
 
     def test_parties_agree_on_a_config_without_knowing_who_misbehaves(self) -> None:
