@@ -95,8 +95,8 @@ class Letters:
             return None
 
     def _opened(self, letter: pb.Letter, card: Card) -> bytes | None:
-        size, bound = letter.content[0], self._bound(letter.topic, letter.sender, self._own.name)
-        signature, rest = letter.content[1 : 1 + size], letter.content[1 + size :]
+        bound, end = self._bound(letter.topic, letter.sender, self._own.name), 1 + sum(letter.content[:1])
+        signature, rest = letter.content[1:end], letter.content[end:]
         try:
             _verify(card.certificate, signature, bound + rest)
             shared = self._secret.exchange(X25519PublicKey.from_public_bytes(rest[:POINT]))
