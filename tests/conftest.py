@@ -36,6 +36,7 @@ def _group(item: pytest.Item) -> tuple[int, str]:
     return len(WHOLE) + 1, item.path.stem
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups = {item: _group(item) for item in items}
     for item, (place, name) in groups.items():
