@@ -1,4 +1,4 @@
-"""`python -m aggregator_app.evaluator`: joins the shards of a sharded federation, tells the server metrics alone."""
+"""`python -m aggregator_app.evaluator`: joins the shards of a sharded federation; the server gets only metrics."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from fl_privacy.routes.base import only
 from fl_privacy.routes.shards import Cut, ShardsRoute
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript.recorder import RunRecorder
+from fl_privacy.vector import Vector
 from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
 
 CALL = 60.0
-ATTEMPT = "evaluated"  # a model is that of a whole round, whichever attempt gave it
+ATTEMPT = "evaluated"  # the model is that after a whole round, whichever attempt produced it
 
 
 class Evaluator:
@@ -55,15 +56,13 @@ class Evaluator:
         return await asyncio.to_thread(self._evaluate, request)
 
     def refused(self, error: ProtocolError) -> None:
-        """Called for every request that is turned away."""
+        """Called for every request that is refused."""
         self.metrics.reject(error.code, str(error))
         self.log.rate_limited("refused", code=error.code, reason=str(error))
 
     def _evaluate(self, request: pb.EvaluateRequest) -> pb.EvaluateReply:
         try:
-            if request.round == 0:
-                self._seed(request.run)
-            model = self._work.initial if request.round == 0 else self._join(request.run, request.round)
+            model = self._join(request.run, request.round) if request.round else self._seed(request.run)
         except grpc.RpcError as error:
             self.metrics.ended("failed")
             raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
@@ -73,9 +72,10 @@ class Evaluator:
             metrics = self._work.evaluate(model)
         self.metrics.ended("evaluated")
         self.log("evaluated", run=request.run, round=request.round, accuracy=metrics.accuracy, loss=metrics.loss)
-        return pb.EvaluateReply(accuracy=metrics.accuracy, loss=metrics.loss, rmse=metrics.rmse)
+        return pb.EvaluateReply(**vars(metrics))
 
-    def _seed(self, run: str) -> None:
+    def _seed(self, run: str) -> Vector:
+        """Give the aggregators their initial shards, unless they have them."""
         for stub, shard in zip(self._stubs, self._cut.split(self._work.initial), strict=True):
             try:
                 client.seed(stub, run, shard, CALL)
@@ -83,8 +83,9 @@ class Evaluator:
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                     raise
+        return self._work.initial
 
-    def _join(self, run: str, round: int) -> Any:
+    def _join(self, run: str, round: int) -> Vector:
         shards = []
         for stub in self._stubs:
             header, shard = client.fetch(stub, pb.FetchRequest(run=run, newest=True), CALL)

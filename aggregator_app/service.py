@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from fl_privacy.combine.rules import Combiner
 from fl_privacy.config import Federation
-from fl_privacy.errors import ProtocolError
+from fl_privacy.errors import require
 from fl_privacy.ops.log import Log
 from fl_privacy.round.attempt import Attempt, RunState
+from fl_privacy.round.checkpoints import Arrays
 from fl_privacy.round.machine import RoundSpec
 from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
@@ -40,45 +41,37 @@ class Aggregator(Middleware):
         self._store = ShardStore(folder)
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Array:
-        """The shard that the last round left is what this one starts from; a later one is rolled back."""
+        """The round starts from the shard after the previous one; a later shard is rolled back."""
         model, _ = await asyncio.to_thread(self._store.load, state.name, header.round - 1)
-        if self.coding.length(model.size) != header.length:
-            raise ProtocolError("INVALID_ARGUMENT", f"length: {header.length} where this shard has {model.size}")
+        length = self.coding.length(model.size)
+        require(header.length == length, f"length: {header.length}, but this shard has {length}")
         return model
 
     async def seed(self, parts: Parts, context: Any) -> pb.Empty:
-        """The evaluator hands over the initial shard, once a run."""
+        """The evaluator hands over the initial shard, once per run."""
         self._peer(context, "evaluator")
         header = header_of(await first(parts), "vector")
         self._check_unseeded(header.run)
         state = self._state(header.run, create=True)
         shard = await self.take_model(header.length, header.digest, parts)
-        self._check_unseeded(header.run)  # the run may have begun while the shard came
+        self._check_unseeded(header.run)  # the run may have started while the shard arrived
         await asyncio.to_thread(self._store.save, state.name, 0, shard, {})
         self.put_model(state, shard, 0)
         return pb.Empty()
 
     def _check_unseeded(self, run: str) -> None:
-        if self._store.newest(run) is not None:
-            raise ProtocolError("ALREADY_EXISTS", "seed: this run has begun")
+        require(self._store.newest(run) is None, "seed: this run has already started", "ALREADY_EXISTS")
 
     async def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
-        """Who is in, as a digest, and how many: the server compares the aggregators before it lets them settle."""
-        members = "\n".join((attempt.round.spec.attempt, *attempt.round.accepted))
-        yield pb.Chunk(
-            release=pb.ReleaseHeader(
-                phase=str(attempt.round.phase),
-                count=len(attempt.round.accepted),
-                members=hashlib.sha256(members.encode()).digest(),
-            )
-        )
+        """How many updates, and a digest of whose: the server compares the aggregators before it lets them settle."""
+        round = attempt.round
+        members = hashlib.sha256("\n".join((round.spec.attempt, *round.accepted)).encode()).digest()
+        yield pb.Chunk(release=pb.ReleaseHeader(phase=str(round.phase), count=len(round.accepted), members=members))
 
     async def settle(self, request: pb.SettleRequest, context: Any) -> pb.Empty:
         """All aggregators closed the round: apply it. Or one did not: drop it."""
         self._peer(context, "server")
-        attempt, state = self._attempt(request.run, request.round), self._state(request.run)
-        if attempt.round.spec.attempt != request.attempt:
-            raise ProtocolError("FAILED_PRECONDITION", "attempt: not the one that is open")
+        attempt, state = self._attempt(request.run, request.round, request.attempt), self._state(request.run)
         if not request.commit:
             attempt.fail("another aggregator did not close this round")
             return pb.Empty()
@@ -86,7 +79,7 @@ class Aggregator(Middleware):
             clients = attempt.round.release()
             self.released.add(request.attempt)
             attempt.settling = asyncio.create_task(self._settle(state, attempt, clients))
-        # A caller that goes away must not leave a round half settled, and one that asks again gets the same answer.
+        # A caller that disconnects must not leave a round half settled; one that asks again gets the same answer.
         await asyncio.shield(attempt.settling)
         return pb.Empty()
 
@@ -104,16 +97,12 @@ class Aggregator(Middleware):
             attempt.forget()
         if state.attempt is attempt:
             self.put_model(state, shard, spec.round)
-        terms: dict[str, Any] = {"attempt": spec.attempt, "floor": attempt.round.needed}
-        self.log("released", run=spec.run, round=spec.round, count=len(clients), **terms)
+        self.log("released", **spec.where, count=len(clients), floor=attempt.round.needed)
 
-    def _apply(
-        self, spec: RoundSpec, rows: Rows, model: Array, clients: tuple[str, ...]
-    ) -> tuple[Array, dict[str, NDArray[Any]]]:
+    def _apply(self, spec: RoundSpec, rows: Rows, model: Array, clients: tuple[str, ...]) -> tuple[Array, Arrays]:
         matrix, tiers = rows.gather(clients)
         if self.recorder is not None:
-            stored = self.coding.stored(matrix)
-            self.recorder.record(spec.run, spec.round, spec.attempt, stored, tiers, rows_of(clients))
+            self.recorder.record(**spec.where, arrays=self.coding.stored(matrix), tiers=tiers, events=rows_of(clients))
         combiner = Combiner(self.federation)
         combiner.restore(self._store.load(spec.run, spec.round - 1)[1])
         shard = combiner.step(model, self.coding.decode(matrix, model.size), tiers)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.errors import ProtocolError
-from fl_privacy.round.checkpoints import CheckpointError, Checkpoints
+from fl_privacy.errors import ProtocolError, require
+from fl_privacy.round.checkpoints import Arrays, CheckpointError, Checkpoints
 
 MOMENT = "moment."
 
@@ -21,13 +20,13 @@ class ShardStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def save(self, run: str, round: int, shard: NDArray[np.float32], moments: dict[str, NDArray[Any]]) -> None:
+    def save(self, run: str, round: int, shard: NDArray[np.float32], moments: Arrays) -> None:
         try:
             self._run(run).save(round, {"shard": shard, **{MOMENT + name: array for name, array in moments.items()}})
         except CheckpointError as error:
             raise ProtocolError("RESOURCE_EXHAUSTED", str(error)) from None
 
-    def load(self, run: str, round: int) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
+    def load(self, run: str, round: int) -> tuple[NDArray[np.float32], Arrays]:
         try:
             arrays = self._run(run).load(round)
         except CheckpointError as error:
@@ -36,10 +35,10 @@ class ShardStore:
         return arrays["shard"], moments
 
     def newest(self, run: str) -> int | None:
-        """The last round there is a shard of."""
+        """The last round with a stored shard."""
         return max(self._run(run).rounds(), default=None)
 
     def _run(self, run: str) -> Checkpoints:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", run):
-            raise ProtocolError("INVALID_ARGUMENT", "run: letters, digits, dots and dashes only")
+        named = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", run) is not None
+        require(named, "run: letters, digits, dots and dashes only")
         return Checkpoints(self._folder / run)

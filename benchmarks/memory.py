@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.parties import MEGABYTE, PARAMETERS, QUICK_PARAMETERS, Parties, parties
 from benchmarks.result import Result
+from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation, ShufflerRoute, Site
 from fl_privacy.wire import client, rpc
 from fl_privacy.wire import federation_pb2 as pb
@@ -89,7 +90,7 @@ def _round(stubs: Sequence[rpc.Stub], model: NDArray[np.float32], number: int) -
     header.layout, header.length, header.parameters, header.model = "bench", model.size, model.size, digest(model)
     client.open_round(server, header, model, TIMEOUT)
     with ThreadPoolExecutor(len(sites)) as pool:
-        list(pool.map(lambda site: client.submit(site, header, model, TIMEOUT), sites))
+        list(pool.map(lambda site: client.submit(site, header, model, TIMEOUT, FLOAT32), sites))
     request = pb.CollectRequest(run=header.run, round=header.round, attempt=header.attempt)
     release = client.collect(server.collect(request, timeout=TIMEOUT))
     if release.count != len(sites):

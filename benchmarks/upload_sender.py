@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.upload_server import ORDINARY, SECONDS, SERVICE
+from fl_privacy.coding import FLOAT32
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.wire import client, rpc, stream
 from fl_privacy.wire import federation_pb2 as pb
@@ -29,7 +30,7 @@ def streaming(channel: grpc.Channel) -> Send:
     """As a site sends it."""
     call = channel.stream_unary(f"/{SERVICE}/Stream", stream.encode, pb.SubmitReply.FromString)
     stub: Any = SimpleNamespace(submit=call)
-    return lambda update: client.submit(stub, pb.RoundHeader(), update, TIMEOUT)
+    return lambda update: client.submit(stub, pb.RoundHeader(), update, TIMEOUT, FLOAT32)
 
 
 def messaging(channel: grpc.Channel) -> Send:

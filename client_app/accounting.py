@@ -1,4 +1,4 @@
-"""What a site may spend, and what it has spent: its policy and its ledger. Both are its own, and fail closed."""
+"""What a site may spend and has spent: its policy and its ledger. Both belong to the site and fail closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .outbox import name_of
 
 
 def policy_of(federation: Federation, site: str) -> dict[str, Any]:
-    """The policy that a site works under, for its log: the file's digest and every limit in it."""
+    """The policy that applies to a site, for its log: the file's digest and every limit in it."""
     path = federation.site(site).policy
     if path is None:
         return {"sha256": None, "reason": "no policy file: only the federation's config applies, without a budget"}
@@ -39,19 +39,19 @@ class Account:
         if charge is None:
             return
         if state is None:
-            raise LaunchError("state: a site that privatises needs a folder for its ledger; give --state")
+            raise LaunchError("state: a site that privatises needs a folder for its ledger; set --state")
         self._ledger = open_ledger(federation, site, state)
 
     def check(self, at: At) -> None:
-        """Refuse an attempt that would overspend, before the work and not after it."""
+        """Refuse an attempt that would overspend, before any work is done."""
         if self._ledger is None or self._charge is None:
             return
         if self._ledger.holds(name_of(at)):
-            raise LedgerError("ledger: this attempt was charged and its bytes are lost; it cannot be sent again")
+            raise LedgerError("ledger: this attempt was charged but its update is lost; it cannot be sent again")
         self._ledger.check(self._charge)
 
     def charge(self, at: At) -> bool | None:
-        """Charge an attempt, durably; False if it was charged before, None where nothing is."""
+        """Charge an attempt, durably; False if it was charged before, None if nothing is ever charged."""
         if self._ledger is None or self._charge is None:
             return None
         return self._ledger.charge(name_of(at), self._charge)

@@ -1,4 +1,4 @@
-"""The site's Flower end: a new process for every message, which holds nothing but a socket to the worker."""
+"""The site's Flower end: a new process for every message, which has nothing but a socket to the worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def train(message: Message, context: Context) -> Message:
     model = message.content.array_records.get("model")
     payload = memoryview(model["vector"].data) if model else b""
     fields, update = _ask(context, ticket, payload)
-    content = RecordDict({"receipt": ConfigRecord({"receipt": _receipt(str(fields.get("status")))})})
+    receipt = str(fields.get("status")).encode()[:RECEIPT_SIZE].ljust(RECEIPT_SIZE, b"\0")
+    content = RecordDict({"receipt": ConfigRecord({"receipt": receipt})})
     if update:
         array = Array(dtype="u1", shape=(len(update),), stype="raw", data=bytes(update))
         content["update"] = ArrayRecord({"vector": array})
@@ -47,7 +48,3 @@ def _ask(context: Context, ticket: dict[str, object], payload: bytes | memoryvie
     from client_app.simulated import answer
 
     return answer(context, ticket, payload)
-
-
-def _receipt(status: str) -> bytes:
-    return status.encode()[:RECEIPT_SIZE].ljust(RECEIPT_SIZE, b"\0")

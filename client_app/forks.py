@@ -25,8 +25,8 @@ from .app import app
 class Forks(Backend):
     """A pool of forks in which Flower's Simulation Runtime runs the ClientApp.
 
-    They share what this process has loaded, code and data, where every one of Ray's actors would load its own. They
-    are made before the first thread starts: a fork inherits the locks of other threads, and nobody to release them.
+    They share the code and data that this process has loaded, while each of Ray's actors would load its own. They are
+    made before the first thread starts: a fork inherits locks held by other threads, which nobody would release.
     """
 
     def __init__(self, count: int) -> None:
@@ -39,7 +39,7 @@ class Forks(Backend):
         return self._count
 
     def build(self, app_fn: Callable[[], ClientApp]) -> None:
-        """Nothing is left to do: the forks have the ClientApp."""
+        """Nothing to do: the forks have the ClientApp."""
 
     def is_worker_idle(self) -> bool:
         return True

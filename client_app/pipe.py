@@ -16,9 +16,11 @@ MAX_JSON = 64 * 1024
 MAX_BYTES = 4 * 2**31
 PATIENCE = 60.0  # seconds a peer may take to send what it announced
 
+Frame = tuple[dict[str, Any], bytearray]
+
 
 class PipeError(Exception):
-    """The other end spoke nonsense or went away."""
+    """The other end sent an invalid frame or disconnected."""
 
 
 def send(connection: socket.socket, fields: dict[str, Any], payload: bytes | memoryview = b"") -> None:
@@ -28,7 +30,7 @@ def send(connection: socket.socket, fields: dict[str, Any], payload: bytes | mem
         connection.sendall(payload)
 
 
-def receive(connection: socket.socket, most: int = MAX_BYTES) -> tuple[dict[str, Any], bytearray]:
+def receive(connection: socket.socket, most: int = MAX_BYTES) -> Frame:
     """One frame of at most `most` payload bytes, all of it within the socket's timeout; anything else is an error."""
     patience = connection.gettimeout()
     until = None if patience is None else time.monotonic() + patience
@@ -38,7 +40,7 @@ def receive(connection: socket.socket, most: int = MAX_BYTES) -> tuple[dict[str,
         connection.settimeout(patience)
 
 
-def _frame(connection: socket.socket, most: int, until: float | None) -> tuple[dict[str, Any], bytearray]:
+def _frame(connection: socket.socket, most: int, until: float | None) -> Frame:
     text_size, size = HEAD.unpack(_exactly(connection, HEAD.size, until))
     if text_size > MAX_JSON or size > most:
         raise PipeError(f"frame of {text_size} + {size} bytes is too large")
@@ -64,9 +66,7 @@ def _exactly(connection: socket.socket, size: int, until: float | None) -> bytea
     return data
 
 
-def ask(
-    path: str, fields: dict[str, Any], payload: bytes | memoryview, timeout: float
-) -> tuple[dict[str, Any], bytearray]:
+def ask(path: str, fields: dict[str, Any], payload: bytes | memoryview, timeout: float) -> Frame:
     """Send the worker a ticket and wait for its receipt."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout)

@@ -1,8 +1,6 @@
-"""The steps of one site at work, with their state on its disk."""
+"""The running steps of one site, with their state on its disk."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from fl_privacy.coding import Payload
 from fl_privacy.round.checkpoints import Checkpoints
@@ -29,7 +27,7 @@ class Pipeline:
         return model
 
     def outward(self, update: Vector, at: At) -> Payload:
-        """The update as it travels; what the steps must remember is on disk when this returns."""
+        """The update as it travels; the steps' state is on disk when this returns."""
         payload: Payload = update
         for slot, step in zip(SLOTS, self._steps, strict=True):
             payload = step.outward(payload, at)
@@ -39,4 +37,4 @@ class Pipeline:
         return payload
 
     def _saved(self, slot: str, at: At) -> Checkpoints | None:
-        return Checkpoints(self._state / "steps" / at.run / slot) if isinstance(self._state, Path) else None
+        return Checkpoints(self._state / "steps" / at.run / slot) if self._state else None

@@ -34,7 +34,7 @@ def answer(context: Context, ticket: dict[str, Any], payload: bytes | memoryview
 
 @lru_cache(maxsize=1)
 def workload(home: str) -> Workload:
-    """The task of all sites of a process."""
+    """The task that all sites of a process share."""
     facts = _facts(home)
     return Workload(Federation.load(facts["config"]), facts["data_dir"] and Path(facts["data_dir"]))
 
@@ -48,17 +48,9 @@ def _facts(home: str) -> Any:
 def _site(home: str, partition: int) -> Site:
     facts, work = _facts(home), workload(home)
     name = work.federation.site_names[partition]
-    run_dir = Path(facts["run_dir"])
-    return Site(
-        work.federation,
-        name,
-        Keyring(Path(home) / "sites" / name),
-        facts["middleware"],
-        truth=run_dir / "truth" / name,
-        state=Path(facts["sites"]) / name,
-        workload=work,
-        log=_log(home, name),
-    )
+    keys, log = Keyring(Path(home) / "sites" / name), _log(home, name)
+    folders = (None, Path(facts["run_dir"]) / "truth" / name, Path(facts["sites"]) / name)  # data, truth, state
+    return Site(work.federation, name, keys, facts["middleware"], *folders, workload=work, log=log)
 
 
 def _log(home: str, name: str) -> Log:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
-from fl_privacy.errors import FederationError, ProtocolError
+from fl_privacy.errors import FederationError, require
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics
@@ -66,19 +66,23 @@ class Site:
         return self._steps.guard.charge is not None
 
     def take_part(self, ticket: Ticket, model: Vector | None = None) -> tuple[int, Payload | None]:
-        """Every round of the ticket; returns how many were done, and what goes back through Flower."""
+        """Take part in every round of the ticket; returns how many were done, and the reply through Flower."""
         check(ticket, self.federation)
         self.log("ticket", run=ticket.run, first=ticket.first, last=ticket.last, policy=self.policy)
         done = 0
         for at, start in self._route.rounds(ticket, model):
             payload = self.payload(at, start)
             self._route.deliver(at, payload)
-            self._uploaded(at, payload)
             done += 1
+            size = payload.nbytes
+            self.metrics.ended("uploaded")
+            self.metrics.moved("out", size)
+            terms: dict[str, Any] = {"route": self.federation.route.kind, "bytes": size, "private": self.private}
+            self.log("uploaded", **at.where, **terms, policy=self.policy)
         return done, self._route.reply()
 
     def payload(self, at: At, model: Vector) -> Payload:
-        """What leaves the site for an attempt: made once, charged once, and the same bytes when it is sent again."""
+        """What the site sends for an attempt: made once, charged once, and the same bytes when it is sent again."""
         try:
             with self._outbox.alone():
                 payload = self._outbox.find(at)
@@ -89,15 +93,15 @@ class Site:
                 charged = self._account.charge(at)
         except FederationError as error:
             self.metrics.ended("not-sent")
-            self.log("not-sent", **vars(at), policy=self.policy, reason=str(error))
+            self.log("not-sent", **at.where, policy=self.policy, reason=str(error))
             raise
         if charged is not None:
             terms: dict[str, Any] = {"epsilon": self.config.epsilon, "policy": self.policy, **self.budget()}
-            self.log("charged" if charged else "resend", **vars(at), **terms)
+            self.log("charged" if charged else "resend", **at.where, **terms)
         return payload
 
     def _make(self, at: At, model: Vector) -> Payload:
-        """Train, and take the update through the steps."""
+        """Train, and run the update through the steps."""
         began = time.monotonic()
         private, clean = self._steps.guard.training(at) or (None, None)
         start = self._steps.inward(model, at)
@@ -105,7 +109,7 @@ class Site:
         trained = time.monotonic()
         if self._truth is not None:
             honest = update if clean is None else self._train(start, at, clean)
-            self._truth.record(at.run, at.round, at.attempt, {"update": honest})
+            self._truth.record(**at.where, arrays={"update": honest})
         if self.config.behaviour is not None:
             update = self.config.behaviour.act(update, at)
         privatised = time.monotonic()
@@ -124,16 +128,10 @@ class Site:
         """Epsilon spent over all runs, and what the policy leaves; None where it sets no limit."""
         return self._account.budget(self.metrics)
 
-    def _uploaded(self, at: At, payload: Payload) -> None:
-        self.metrics.ended("uploaded")
-        self.metrics.moved("out", payload.nbytes)
-        terms: dict[str, Any] = {"route": self.federation.route.kind, "bytes": payload.nbytes, "private": self.private}
-        self.log("uploaded", **vars(at), **terms, policy=self.policy)
-
 
 def check(ticket: Ticket, federation: Federation) -> None:
-    """Only tickets of this very federation are honoured."""
-    if ticket.federation != federation.digest:
-        raise ProtocolError("FAILED_PRECONDITION", "ticket: of another federation config than this site's")
-    if ticket.last < ticket.first or ticket.last > federation.rounds:
-        raise ProtocolError("INVALID_ARGUMENT", f"ticket: rounds {ticket.first} to {ticket.last} are not in the run")
+    """Accept only tickets of exactly this federation."""
+    ours = ticket.federation == federation.digest
+    require(ours, "ticket: for another federation config than this site's", "FAILED_PRECONDITION")
+    first, last = ticket.first, ticket.last
+    require(first <= last <= federation.rounds, f"ticket: rounds {first} to {last} are not in the run")

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fl_privacy.config import Federation
-from fl_privacy.errors import FederationError, ProtocolError
+from fl_privacy.errors import FederationError, ProtocolError, require
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, operations
@@ -90,22 +90,16 @@ def serve(listener: socket.socket, site: Site) -> None:
 
 
 def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> tuple[dict[str, Any], bytes | memoryview]:
-    """Do what the ticket asks; the reply says done, refused or failed, and why only to the site's own log."""
+    """Do what the ticket asks; the reply is done, refused or failed. The reason goes only to the site's own log."""
     asked: dict[str, Any] = {}
     try:
-        ticket = Ticket.model_validate(fields)
+        ticket = _ticket(fields)
         asked = {"run": ticket.run, "first": ticket.first, "last": ticket.last}
-        if len(payload) % 4:
-            raise ProtocolError("INVALID_ARGUMENT", "model: not a whole number of float32")
+        require(len(payload) % 4 == 0, "model: not a whole number of float32 values")
         model = np.frombuffer(payload, "<f4").astype(np.float32) if payload else None
         rounds, update = site.take_part(ticket, model)
         site.log("done", **asked, rounds=rounds)
         return {"status": "done" if rounds else "failed"}, b"" if update is None else data_bytes(update)
-    except ValidationError as error:
-        reason = f"ticket: {error.error_count()} fields are wrong"
-        site.metrics.reject("INVALID_ARGUMENT", reason)
-        site.log("refused", code="INVALID_ARGUMENT", reason=reason)
-        return {"status": "refused"}, b""
     except ProtocolError as error:
         site.metrics.reject(error.code, str(error))
         site.log("refused", **asked, code=error.code, reason=str(error))
@@ -120,6 +114,13 @@ def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> tuple[dict
     return {"status": "failed"}, b""
 
 
+def _ticket(fields: dict[str, Any]) -> Ticket:
+    try:
+        return Ticket.model_validate(fields)
+    except ValidationError as error:
+        raise ProtocolError("INVALID_ARGUMENT", f"ticket: {error.error_count()} fields are wrong") from None
+
+
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="The worker of one site")
     parser.add_argument("--config", type=Path, required=True, help="the federation's YAML, this site's own copy")
@@ -129,9 +130,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket for the ClientApp")
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
     parser.add_argument("--state", type=Path, help="this site's own folder: ledger and outgoing update")
-    parser.add_argument(
-        "--truth", type=Path, help="where to record true updates, with `audit: true`; {run} is the run's name"
-    )
+    truth = "where to record true updates, with `audit: true`; {run} is the run's name"
+    parser.add_argument("--truth", type=Path, help=truth)
     operations(parser)
     return parser
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fl_privacy.registry import Registry
@@ -62,25 +62,6 @@ class Chosen:
 
     def _names(self) -> str:
         return ", ".join(name.removeprefix(self._slot) for name in self._registry if name.startswith(self._slot))
-
-
-class Named:
-    """Annotation of a config field that holds one of a registry's names."""
-
-    def __init__(self, registry: Registry[Any]) -> None:
-        self._registry = registry
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._known, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Editors complete our own names, and accept others."""
-        return {"anyOf": [{"enum": self._registry.ours(), "type": "string"}, {"type": "string"}]}
-
-    def _known(self, name: str) -> str:
-        if name not in self._registry:
-            raise PydanticCustomError("name", "unknown; use one of {names}", {"names": ", ".join(self._registry)})
-        return name
 
 
 def _dump(choice: Choice, info: core_schema.SerializationInfo) -> dict[str, Any]:

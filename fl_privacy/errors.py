@@ -21,6 +21,12 @@ class ProtocolError(FederationError):
         self.code = code
 
 
+def require(holds: bool, message: str, code: str = "INVALID_ARGUMENT") -> None:
+    """Refuse a message that breaks a rule of the round."""
+    if not holds:
+        raise ProtocolError(code, message)
+
+
 class TranscriptError(FederationError):
     """A run folder is incomplete, or was changed after it was signed."""
 

@@ -7,6 +7,7 @@ process is one entry. Nobody else tests a role's name.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 RUN = "{run}"  # in a path, stands for the name of a run
 SITES, CORE = "sites", "core"  # the two networks of a federation in containers
@@ -54,78 +55,57 @@ class Role:
         return self.flower == "supernode"
 
 
-_COLLECTED = ("released", "failed")
-
-ROLES = {
-    role.name: role
-    for role in (
-        Role(
-            "superlink",
-            flower="superlink",
-            serves="superlink",
-            secret=True,
-            backup=("nodes", "secret"),
-            gauges=("connections",),
-        ),
-        Role(
-            "server",
-            flower="superexec",
-            dials=("superlink", "middleware", "evaluator"),
-            awaits=True,
-            networks=(CORE,),
-            apis=("fleet", "control", "runtime", "health"),
-            data=True,
-            secret=True,
-            backup=("runs",),
-            records="views",
-            outcomes=_COLLECTED,
-            gauges=("rounds",),
-        ),
-        Role(
-            "shuffler",
-            module="shuffler_app",
-            options=("listen", "view"),
-            serves="middleware",
-            records="views",
-            outcomes=_COLLECTED,
-            gauges=("rounds",),
-        ),
-        Role(
-            "aggregator",
-            module="aggregator_app",
-            options=("index", "state", "listen", "view"),
-            numbered=True,
-            serves="middleware",
-            backup=("state",),
-            records="views",
-            outcomes=_COLLECTED,
-            gauges=("rounds",),
-        ),
-        Role(
-            "evaluator",
-            module="aggregator_app.evaluator",
-            options=("middleware", "data", "listen", "view"),
-            serves="evaluator",
-            dials=("middleware",),
-            networks=(CORE,),
-            data=True,
-            records="views",
-            outcomes=("evaluated", "failed"),
-        ),
-        Role(
-            "site",
-            module="client_app.worker",
-            options=("site", "socket", "state", "middleware", "data", "truth"),
-            flower="supernode",
-            dials=("superlink", "middleware"),
-            awaits=True,
-            networks=(SITES,),
-            apis=("fleet",),
-            data=True,
-            backup=("state/ledger.jsonl",),
-            records="truth",
-            outcomes=("uploaded", "not-sent", "failed"),
-            gauges=("budget",),
-        ),
-    )
-}
+_ROUNDS: dict[str, Any] = {"records": "views", "outcomes": ("released", "failed"), "gauges": ("rounds",)}
+_KEPT, _LINKED = ("nodes", "secret"), ("connections",)
+_ALL = (
+    Role("superlink", flower="superlink", serves="superlink", secret=True, backup=_KEPT, gauges=_LINKED),
+    Role(
+        "server",
+        flower="superexec",
+        dials=("superlink", "middleware", "evaluator"),
+        awaits=True,
+        networks=(CORE,),
+        apis=("fleet", "control", "runtime", "health"),
+        data=True,
+        secret=True,
+        backup=("runs",),
+        **_ROUNDS,
+    ),
+    Role("shuffler", module="shuffler_app", options=("listen", "view"), serves="middleware", **_ROUNDS),
+    Role(
+        "aggregator",
+        module="aggregator_app",
+        options=("index", "state", "listen", "view"),
+        numbered=True,
+        serves="middleware",
+        backup=("state",),
+        **_ROUNDS,
+    ),
+    Role(
+        "evaluator",
+        module="aggregator_app.evaluator",
+        options=("middleware", "data", "listen", "view"),
+        serves="evaluator",
+        dials=("middleware",),
+        networks=(CORE,),
+        data=True,
+        records="views",
+        outcomes=("evaluated", "failed"),
+    ),
+    Role(
+        "site",
+        module="client_app.worker",
+        options=("site", "socket", "state", "middleware", "data", "truth"),
+        flower="supernode",
+        dials=("superlink", "middleware"),
+        awaits=True,
+        networks=(SITES,),
+        apis=("fleet",),
+        data=True,
+        backup=("state/ledger.jsonl",),
+        records="truth",
+        outcomes=("uploaded", "not-sent", "failed"),
+        gauges=("budget",),
+    ),
+)
+ROLES = {role.name: role for role in _ALL}

@@ -1,11 +1,10 @@
-"""The round loop: cohort, round, combine, record, evaluate, checkpoint, on."""
+"""The round loop: cohort, round, combine, record, evaluate, checkpoint."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from importlib.metadata import version
-from typing import Any
 
 import grpc
 import numpy as np
@@ -36,13 +35,8 @@ from .strategy import MODEL, Models, Strategy
 
 PAUSE = 1.0
 MOMENT = "moment."
-PASSING = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.ALREADY_EXISTS,  # it was opened by a call that broke off
-)
+# Already there: it was opened by a call that broke off.
+PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "NOT_FOUND", "ALREADY_EXISTS"}
 VERSIONS = ("fl-privacy", "flwr", "torch", "numpy", "grpcio")
 
 
@@ -51,7 +45,7 @@ class Coordinator:
 
     def __init__(self, grid: Grid, plan: ServerPlan) -> None:
         self.plan = plan
-        # Flower keeps what a ServerApp prints to itself, so the events have a file of their own.
+        # Flower does not pass on what a ServerApp prints, so the events have their own file.
         self.log = Log("server", plan.log, plan.events)
         self.metrics = self._make_metrics()
         self.federation = Federation.load(plan.config)
@@ -64,7 +58,7 @@ class Coordinator:
         seat = ServerSeat(self.federation, self.layout, self.keys, plan.middleware, self.invitations)
         self.route = self.federation.route.server(seat)
         self.evaluation = self._make_evaluation()
-        # A sharded federation's server holds no model, so nothing of one can leak from it.
+        # With shards the server holds no model, so it cannot leak one.
         self.models: Models = self.evaluation.initial
         key, certificate = load_key(self.keys.key_file), self.keys.certificate_file.read_bytes()
         self.run = RunWriter(plan.run_dir, self._manifest(), key, certificate)
@@ -115,10 +109,13 @@ class Coordinator:
             self.run.close("completed")
             self.log("completed", run=self.plan.run)
         finally:
-            self._finish()
+            try:
+                self.route.finish(self.plan.run)
+            except grpc.RpcError as error:
+                self.log("finish", reason=error.code().name)
 
     def _round(self, round: int) -> None:
-        """One round, however many attempts it takes, and all that follows from it."""
+        """One round, with as many attempts as it needs: combine, record, evaluate, checkpoint."""
         began = time.monotonic()
         ask, outcome = self._attempts(round)
         self._record(ask, outcome)
@@ -129,7 +126,7 @@ class Coordinator:
         self._checkpoint(round)
 
     def _attempts(self, round: int) -> tuple[Ask, Outcome]:
-        """Try a round until it gives something or the attempts are used up."""
+        """Try a round until it succeeds or the attempts are used up."""
         cohort = self.strategy.cohort(round, self.nodes.present())
         for number in range(1, self.federation.attempts + 1):
             ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort)
@@ -145,16 +142,16 @@ class Coordinator:
             time.sleep(PAUSE)
             if number < self.federation.attempts:
                 self.nodes.await_back(cohort)
-        raise LaunchError(f"round {round} failed {self.federation.attempts} times; the last time: {reason}")
+        raise LaunchError(f"round {round} failed {self.federation.attempts} times; last reason: {reason}")
 
     def _attempt_name(self, round: int, cohort: list[str], number: int) -> str:
-        """Digest of models and cohort, and of how often the round was tried: a new attempt is a new charge."""
+        """Digest of models, cohort and attempt number: a new attempt is a new charge."""
         models = [digest(model).hex() for model in self.models.values()]
         parts = [self.plan.run, str(round), *(models or [""]), ",".join(cohort), str(self._salt + number)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def _attempt(self, ask: Ask) -> Outcome:
-        """One attempt, counted."""
+        """One attempt, with its metrics."""
         model = self.models.get(MODEL)
         self.metrics.moved("out", 0 if model is None else self.route.copies(ask) * model.nbytes)
         self.metrics.opened(1)
@@ -172,22 +169,14 @@ class Coordinator:
     def _record(self, ask: Ask, outcome: Outcome) -> None:
         """Exactly what this server saw, and the models it held."""
         rows = {} if outcome.rows is None else self.federation.coding.stored(outcome.rows)
-        invited = [Invited(name=name) for name in sorted(ask.cohort)]
-        events = [*invited, *outcome.receipts]
+        events = [*(Invited(name=name) for name in sorted(ask.cohort)), *outcome.receipts]
         self.view.record(ask.round, ask.attempt, {**self.models, **rows}, outcome.tiers, events)
 
     def _evaluate(self, round: int, outcome: Outcome, seconds: float) -> None:
         with self.metrics.phase("evaluate"):
             metrics = self.evaluation(self.plan.run, round, self.models)
-        line: dict[str, Any] = {
-            "round": round,
-            "accuracy": metrics.accuracy,
-            "loss": metrics.loss,
-            "rmse": metrics.rmse,
-            "seconds": float(f"{seconds:.4f}"),
-            "updates": outcome.count,
-            "bytes": outcome.received,
-        }
+        counts = {"seconds": float(f"{seconds:.4f}"), "updates": outcome.count, "bytes": outcome.received}
+        line = {"round": round, **vars(metrics), **counts}
         self.run.metric(line)
         self.log("evaluated", run=self.plan.run, **line)
 
@@ -197,17 +186,11 @@ class Coordinator:
             self.checkpoints.save(round, {**moments, **self.models})
 
     def _resume(self, saved: dict[str, NDArray[np.float32]]) -> None:
-        # Attempts of the broken run may have been released: names of ours must not meet them.
+        # Attempts of the interrupted run may have been released: our names must differ from theirs.
         self._salt = int(time.time()) << 8
         moments = {k.removeprefix(MOMENT): array for k, array in saved.items() if k.startswith(MOMENT)}
         self.models = {name: array for name, array in saved.items() if not name.startswith(MOMENT)}
         self.strategy.restore(self.models, moments)
-
-    def _finish(self) -> None:
-        try:
-            self.route.finish(self.plan.run)
-        except grpc.RpcError as error:
-            self.log("finish", reason=error.code().name)
 
 
 def _reason(error: BaseException) -> str:
@@ -218,4 +201,4 @@ def _retryable(error: RoundFailed | grpc.RpcError) -> str | None:
     """Why another attempt may help, or None."""
     if isinstance(error, RoundFailed):
         return str(error)
-    return f"middleware: {error.code().name}" if error.code() in PASSING else None
+    return f"middleware: {error.code().name}" if error.code().name in PASSING else None

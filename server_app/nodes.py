@@ -1,4 +1,4 @@
-"""The sites as Flower sees them: who is there, tickets to them, receipts from them."""
+"""The sites as Flower sees them: who is connected, tickets to them, receipts from them."""
 
 from __future__ import annotations
 
@@ -24,39 +24,34 @@ class Nodes:
     """Flower's control plane, with a deadline on every wait."""
 
     def __init__(self, grid: Grid, federation: Federation) -> None:
-        self._grid = grid
-        self._federation = federation
+        self._grid, self._federation = grid, federation
         self._ids: dict[str, int] = {}
         self._pending: dict[str, str] = {}
         self._simulated = False
 
-    def wait(self, tell: Callable[[int], None] = lambda count: None) -> list[str]:
-        """The names of the sites that are there: all of them, or after the deadline at least a quorum."""
-        until, told = time.monotonic() + self._federation.deadline, -1
+    def wait(self, report: Callable[[int], None] = lambda count: None) -> list[str]:
+        """The names of the connected sites: all of them, or after the deadline at least a quorum."""
+        until, reported = time.monotonic() + self._federation.deadline, -1
         while True:
             self._ids = self._named()
-            if len(self._ids) != told:
-                told = len(self._ids)
-                tell(told)
-            if len(self._ids) == len(self._federation.sites):
-                return sorted(self._ids)
-            if time.monotonic() > until:
+            if len(self._ids) != reported:
+                reported = len(self._ids)
+                report(reported)
+            if len(self._ids) == len(self._federation.sites) or time.monotonic() > until:
                 break
             time.sleep(POLL)
         if len(self._ids) < self._federation.quorum:
-            raise FederationError(
-                f"sites: {len(self._ids)} of {len(self._federation.sites)} came in {self._federation.deadline:g} s, "
-                f"and the quorum is {self._federation.quorum}; look at the sites' logs"
-            )
+            came = f"{len(self._ids)} of {len(self._federation.sites)} came in {self._federation.deadline:g} s"
+            raise FederationError(f"sites: {came}, and the quorum is {self._federation.quorum}; see the sites' logs")
         return sorted(self._ids)
 
     def present(self) -> list[str]:
-        """Who is there now, late ones too; where that is less than a quorum, all that ever were: they may come back."""
+        """The sites connected now; if these are fewer than a quorum, all that ever were: they may come back."""
         now = self.refresh()
         return now if len(now) >= self._federation.quorum else sorted(self._ids)
 
     def refresh(self) -> list[str]:
-        """Who is there now; a site that came back may have another id."""
+        """The sites connected now; a site that came back may have another id."""
         if self._simulated:
             return sorted(self._ids)
         now = self._named()
@@ -64,17 +59,17 @@ class Nodes:
         return sorted(now)
 
     def knows(self, site: str) -> bool:
-        """Whether a site was ever there."""
+        """Whether a site was ever connected."""
         return site in self._ids
 
     def await_back(self, sites: Iterable[str]) -> None:
-        """Until all of these are there again, or a deadline has passed: Flower refuses a killed node for a minute."""
+        """Wait until all of these are back, or for one deadline: Flower refuses a killed node for a minute."""
         until, wanted = time.monotonic() + self._federation.deadline, set(sites)
         while not self._simulated and not wanted <= self._named().keys() and time.monotonic() < until:
             time.sleep(POLL)
 
     def _named(self) -> dict[str, int]:
-        """Site name to node id. In simulation nodes have no name, and are asked for their partition, once."""
+        """Site name to node id. In simulation nodes have no name; each is asked once for its partition."""
         known = set(self._federation.site_names)
         nodes = list(self._grid.get_nodes())
         named = {node.name: int(node.node_id) for node in nodes if node.name in known}
@@ -93,30 +88,26 @@ class Nodes:
         return named
 
     def send(self, sites: Iterable[str], ticket: dict[str, Any], model: Vector | None = None) -> None:
-        """Push a ticket to each site; nobody waits for an answer. A site's older ticket is forgotten."""
+        """Push a ticket to each site without waiting for replies. A site's older ticket is forgotten."""
         sites = list(sites)
-        packed = None if model is None else ArrayRecord({"vector": _array(model)})
-        messages = []
-        for name in sites:
-            content = RecordDict({"ticket": ConfigRecord(ticket)})
-            if packed is not None:
-                content["model"] = packed
-            messages.append(Message(content, self._ids[name], "train", group_id=str(ticket["first"])))
+        packed = {} if model is None else {"model": ArrayRecord({"vector": _array(model)})}
+        contents = {name: RecordDict({"ticket": ConfigRecord(ticket), **packed}) for name in sites}
+        group = str(ticket["first"])
+        messages = [Message(content, self._ids[name], "train", group_id=group) for name, content in contents.items()]
         ids = list(self._grid.push_messages(messages))
         lost = [name for name, id in zip(sites, ids, strict=False) if not id]
         if len(ids) != len(sites) or lost:
-            raise FederationError(f"tickets: Flower did not take {len(sites) - len(ids) or len(lost)} of {len(sites)}")
+            raise FederationError(f"tickets: Flower refused {len(sites) - len(ids) or len(lost)} of {len(sites)}")
         kept = {id: name for id, name in self._pending.items() if name not in sites}
         self._pending = {**kept, **dict(zip(ids, sites, strict=True))}
 
     def receipts(self, coding: Coding) -> list[tuple[str, str, Payload | None]]:
-        """(site, status, update) of what came since the last call. Errors from Flower itself count as failed."""
+        """(site, status, update) of the replies since the last call. Errors from Flower itself count as failed."""
         if not self._pending:
             return []
         found = []
         for reply in self._grid.pull_messages(list(self._pending)):
-            site = self._pending.pop(reply.metadata.reply_to_message_id, None)
-            if site is not None:
+            if (site := self._pending.pop(reply.metadata.reply_to_message_id, None)) is not None:
                 status = _status(reply)
                 found.append((site, status, _update(reply, coding) if status == "done" else None))
         return found
@@ -127,7 +118,7 @@ def _array(model: Vector) -> Array:
 
 
 def _update(reply: Message, coding: Coding) -> Payload | None:
-    """The update in a reply, unchecked but for whole numbers."""
+    """The update in a reply; only its size is checked, to be a multiple of a number's."""
     record = reply.content.array_records.get("update")
     if record is None or "vector" not in record:
         return None

@@ -1,4 +1,4 @@
-"""Policy: who takes part in a round, and what becomes of their updates."""
+"""Policy: which sites take part in a round, and how their updates are combined."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Models = dict[str, Vector]  # by name: usually one, several where sites are clus
 
 
 class Strategy:
-    """Cohorts by seed; every model combined by the federation's rule (record counts would tell sites apart)."""
+    """Cohorts by seed; every model combined by the federation's rule (weights by record count would identify sites)."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -31,9 +31,8 @@ class Strategy:
         """The sites of a round, drawn by seed from those present."""
         size = min(self.federation.cohort, len(present))
         if size < self.federation.quorum:
-            raise FederationError(
-                f"quorum: {len(present)} sites are present and {self.federation.quorum} are needed; start the others"
-            )
+            needed = f"{len(present)} sites are present and {self.federation.quorum} are needed"
+            raise FederationError(f"quorum: {needed}; start the others")
         rng = np.random.default_rng(np.random.SeedSequence([COHORT_STREAM, self.federation.seed, round - 1]))
         names = sorted(present)
         return sorted(names[i] for i in rng.choice(len(names), size, replace=False))

@@ -1,14 +1,15 @@
-"""The shuffler: takes updates from sites it knows, hands the server a mixture of them."""
+"""The shuffler: accepts updates from known sites and gives the server a mixture of them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from fl_privacy.config import Federation
 from fl_privacy.crypto import keys
-from fl_privacy.errors import ProtocolError
+from fl_privacy.errors import require
 from fl_privacy.ops.log import Log
 from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.service import Middleware, Parts
@@ -35,8 +36,8 @@ class Shuffler(Middleware):
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Vector:
         keep_buffers()  # until the next `give_back`
-        if self.coding.length(header.parameters) != header.length:
-            raise ProtocolError("INVALID_ARGUMENT", f"length: {header.length} for {header.parameters} parameters")
+        fits = self.coding.length(header.parameters) == header.length
+        require(fits, f"length: {header.length} for {header.parameters} parameters")
         return await self.take_model(header.parameters, header.model, parts)
 
     async def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
@@ -50,15 +51,16 @@ class Shuffler(Middleware):
             matrix, tiers = await asyncio.to_thread(rows.gather, clients)
             job, labels = await asyncio.to_thread(self._plan, tiers, attempt)
             if self.recorder is not None:
-                # How they are mixed, keys and all: with it the origin of every value can be told, and only with it.
-                events = [*rows_of(clients), Mixing(job=job.to_json())]
-                await asyncio.to_thread(
-                    self.recorder.record, spec.run, spec.round, spec.attempt, self.coding.stored(matrix), tiers, events
-                )
+                # How they are mixed, including the keys: only this reveals where every value came from.
+                events, stored = [*rows_of(clients), Mixing(job=job.to_json())], self.coding.stored(matrix)
+                record = partial(self.recorder.record, **spec.where)
+                await asyncio.to_thread(record, arrays=stored, tiers=tiers, events=events)
             with self.metrics.phase("mixing"):
                 await asyncio.to_thread(mix_apart, matrix, rows, job)
             attempt.delivered = True
-            self.log("released", run=spec.run, round=spec.round, count=len(clients), **self._terms(attempt, job))
+            sets = [len(mixed.members) for mixed in job.sets]  # nothing about who is in it, and no key
+            terms: dict[str, Any] = {"level": job.level, "buckets": self._route.buckets, "sets": sets}
+            self.log("released", **spec.where, count=len(clients), floor=attempt.round.needed, **terms)
             header = pb.ReleaseHeader(phase="released", count=len(clients), tiers=labels, length=spec.length)
             with self.metrics.phase("releasing"):
                 for part in chunks(pb.Chunk(release=header), matrix):
@@ -67,31 +69,21 @@ class Shuffler(Middleware):
         finally:
             attempt.forget()
 
-    def _terms(self, attempt: Attempt, job: Job) -> dict[str, Any]:
-        """Under what a round was released, for the log: nothing of who is in it, and no key."""
-        return {
-            "attempt": attempt.round.spec.attempt,
-            "floor": attempt.round.needed,
-            "level": job.level,
-            "buckets": self._route.buckets,
-            "sets": [len(mixed.members) for mixed in job.sets],
-        }
-
     def _plan(self, tiers: list[str], attempt: Attempt) -> tuple[Job, list[str]]:
-        """Every mixing set with a key of its own; and the label of each row of the result."""
+        """Every mixing set with its own key, and the label of each row of the result."""
         sets, length = self._route.groups(tiers), attempt.round.spec.length
         made = tuple(self._set(group, tiers, attempt, number) for number, group in enumerate(sets))
         layers = tuple(map(self.coding.length, attempt.layers)) or (length,)
         return Job(self._route.level, len(tiers), length, layers, made), [t for group in sets for t in group.tiers]
 
     def _set(self, group: Group, tiers: list[str], attempt: Attempt, number: int) -> MixingSet:
-        """Its members and keys; levelled, with the noise that every row lacks."""
+        """Its members and keys; with levelled buckets, also the noise that each row lacks."""
         missing = self._route.missing(self.federation, [tiers[member] for member in group.members])
         top_ups = (TopUp(m, self._key(attempt, f"level/{number}/{row}")) for row, m in enumerate(missing))
         return MixingSet(group.members, self._key(attempt, f"shuffle/{number}"), tuple(top_ups))
 
     def _key(self, attempt: Attempt, purpose: str) -> bytes:
-        """Bound to run, round and attempt; seeded only where the federation asks to be repeatable."""
+        """Bound to run, round and attempt; seeded only if the federation is reproducible."""
         spec = attempt.round.spec
         if not self.federation.reproducible:
             return keys.derive(keys.fresh(), spec.run, spec.round, spec.attempt, purpose)

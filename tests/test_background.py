@@ -160,7 +160,7 @@ def test_who_looks_whether_a_kit_is_served_keeps_nobody_from_serving_it(site: Fo
             assert site.served
         assert not site.served
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(LaunchError, match="is served already"), alone(site):
+        with pytest.raises(LaunchError, match="is already served"), alone(site):
             pass
 
 

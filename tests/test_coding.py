@@ -100,7 +100,7 @@ def test_a_route_that_cuts_by_parameter_refuses_what_it_cannot_cut() -> None:
     try:
         assert Federation.parse("sites: 3").coding is FLOAT32
         for route in ("{kind: shards}", "{kind: shuffler, level: parameter}", "{kind: shuffler, level: layer}"):
-            with pytest.raises(FederationError, match="numbers of single parameters"):
+            with pytest.raises(FederationError, match="numbers per parameter"):
                 Federation.parse(f"sites: 3\nencode: {{kind: packed}}\nroute: {route}")
         for route in ("{kind: server}", "{kind: shuffler, level: model}"):
             assert Federation.parse(f"sites: 3\nencode: {{kind: packed}}\nroute: {route}").coding.name == "packed"

@@ -19,7 +19,7 @@ import yaml
 
 from containers import ROOT, docker, enabled
 from fl_privacy.config import Federation
-from fl_privacy.deploy.engines import compose
+from fl_privacy.deploy.engines import compose, containers
 from fl_privacy.errors import ConfigError, LaunchError
 
 FILE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -107,6 +107,27 @@ class TestFile:
         roles = compose.mounted(federation, tmp_path)
         assert ("aggregator", "aggregator-2") in roles
         assert len(roles) == 12
+
+    def test_what_parties_recorded_is_brought_to_the_run(self, tmp_path: Path) -> None:
+        class Volumes:
+            federation = Federation.model_validate(
+                {"name": "f", "sites": 2, "audit": True, "route": {"kind": "shuffler", "n_min": 2}}
+            )
+            runs_dir, run = tmp_path, "a-run"
+
+            def take(self, service: str, path: str, target: Path) -> None:
+                if service == "site-1":
+                    raise LaunchError("nothing there")
+                (target / Path(path).name).mkdir(parents=True)
+                (target / Path(path).name / "from").write_text(f"{service}:{path}")
+
+        collect: Any = containers._collect
+        collect(Volumes())
+        found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("from")}
+        assert found == {
+            "a-run/views/shuffler/from": "shuffler:/kit/views/a-run",
+            "a-run/truth/site-0/from": "site-0:/kit/truth/a-run",
+        }
 
     def test_the_readme_has_the_command_that_is_run_here(self) -> None:
         section = README.split("## In containers")[1].split("##")[0]

@@ -233,7 +233,7 @@ def test_only_what_fits_the_kit_is_installed(authority: Authority, site: Path, t
         enrol.install(site, Path(made["file"]))
     twin = make_kit(tmp_path / "twin", "site", "site-0")
     [made] = enrol.sign(authority, [enrol.request(twin)[0]], replace=True)
-    with pytest.raises(LaunchError, match="does not hold"):
+    with pytest.raises(LaunchError, match="does not have"):
         enrol.install(site, Path(made["file"]))
     assert contents(site / "keys") == before
 
@@ -241,7 +241,7 @@ def test_only_what_fits_the_kit_is_installed(authority: Authority, site: Path, t
 def test_a_signed_file_is_believed_as_a_whole(authority: Authority, site: Path, tmp_path: Path) -> None:
     superlink = make_kit(tmp_path / "kits", "superlink", "superlink", hosts=HOSTS)
     signed = join(authority, site)
-    with pytest.raises(LaunchError, match="knows no authority"):
+    with pytest.raises(LaunchError, match="has no authority"):
         enrol.install(superlink, signed)
     join(authority, superlink)
     signed.write_text(json.dumps({**json.loads(signed.read_text()), "node": _public(ec.SECP384R1())}))
@@ -282,7 +282,7 @@ def test_revocations_are_taken_from_their_authority_only_and_never_go_back(
         enrol.install(shuffler, tmp_path / "old.pem")
     foreign = Authority.create(tmp_path / "foreign")
     foreign.revoke("nobody")
-    with pytest.raises(LaunchError, match="not by the authority"):
+    with pytest.raises(LaunchError, match="not signed by the authority"):
         enrol.install(shuffler, foreign.revoked_file)
     assert Keyring(shuffler / "keys").revoked() == authority.revoked()
 
@@ -291,7 +291,7 @@ def test_an_authority_is_not_made_twice_nor_by_mistake(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="pki init"):
         Authority.load(tmp_path / "a")
     made = Authority.create(tmp_path / "a")
-    with pytest.raises(LaunchError, match="there already"):
+    with pytest.raises(LaunchError, match="already exists"):
         Authority.create(tmp_path / "a")
     (tmp_path / "a" / "ca.key").unlink()
     with pytest.raises(LaunchError, match="restore it"):

@@ -258,6 +258,12 @@ def test_half_the_bytes_on_every_route(plugged: Path) -> None:
 def test_float16_and_the_geometric_median_fit_what_they_can(plugged: Path) -> None:
     with pytest.raises(ConfigError, match="geometric-median needs whole updates"):
         Federation.parse("sites: 3\nroute: {kind: shards}\ncombine: {kind: geometric-median}")
+    # The shuffler could not add the missing noise to such rows.
+    with pytest.raises(ConfigError, match=r"'levelled' adds noise to float32, and updates are float16; use published"):
+        Federation.parse(
+            "sites: {count: 3, epsilon: 1}\nprivatise: {kind: ldp}\ncompress: {kind: float16}\n"
+            "route: {kind: shuffler, buckets: levelled}"
+        )
     with pytest.raises(ConfigError, match=r"combine\.iterations"):
         Federation.parse("sites: 3\ncombine: {kind: geometric-median, iterations: 0}")
 

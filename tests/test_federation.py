@@ -159,7 +159,7 @@ def interrupted(engine: str, runs: Path, tmp_path: Path) -> Path:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.strip() == "interrupted; everything that was started has been stopped"
+    assert errors.strip() == "interrupted; all processes have been stopped"
     return found[0]
 
 

@@ -254,8 +254,8 @@ def test_certificates_of_others_are_refused(front: Front) -> None:
             assert (answer == b"") == (keys is cases[-1])
             assert not answer or (answer.startswith(b"HTTP/1.1 403") and b"\r\ndate: " in answer.lower())
     refused = {e.get("identity"): e["reason"] for e in front.events("refused")}
-    assert "shuffler has no business here" in refused["fl-privacy://test/shuffler/shuffler"]
-    assert "of federation 'elsewhere'" in refused["fl-privacy://elsewhere/site/guest"]
+    assert "shuffler may not use the SuperLink" in refused["fl-privacy://test/shuffler/shuffler"]
+    assert "belongs to federation 'elsewhere'" in refused["fl-privacy://elsewhere/site/guest"]
 
 
 def test_plain_text_and_probes_do_no_harm(front: Front) -> None:
@@ -446,7 +446,7 @@ def test_an_old_connection_is_asked_to_dial_anew(
         ({"--listen": "192.0.2.1:0"}, "choose another --listen"),
         ({"--keys": "/nowhere"}, "certificates"),
         ({"--superlink-ca": "/nowhere"}, "certificates"),
-        ({"--federation": "elsewhere"}, "not of the superlink of 'elsewhere'"),
+        ({"--federation": "elsewhere"}, "not to the superlink of 'elsewhere'"),
         ({"--nonsense": "x"}, "arguments"),
     ],
 )

@@ -104,7 +104,7 @@ def test_callers_are_counted_and_kept_with_the_reason_they_were_refused_for(gate
     eventually(lambda: gate.scrape()["fl_privacy_open_connections"] == 0, 10)
     assert [event["identity"] for event in gate.kept("joined")] == ["fl-privacy://test/site/site-0"]
     reasons = [event["reason"] for event in gate.kept("refused")]
-    for part in ("may not ask", "local issuer", "has expired", "DID_NOT_RETURN", "'elsewhere'", "gone: revoked"):
+    for part in ("may not send", "local issuer", "has expired", "DID_NOT_RETURN", "'elsewhere'", "gone: revoked"):
         assert sum(part in reason for reason in reasons) == 1
     assert [event["reason"] for event in gate.events("refused")] == reasons  # gate.log has them too
 
@@ -128,7 +128,7 @@ def test_metrics_that_cannot_be_had_are_told_and_stop_nobody(tmp_path: Path) -> 
         assert Coordinator._make_metrics(server) is metrics.OFF
     (event,) = map(json.loads, (tmp_path / "server.log").read_text().splitlines())
     assert event["event"] == "metrics-failing"
-    assert event["reason"].startswith(f"metrics {address}: the address is taken or not ours; choose another port")
+    assert event["reason"].startswith(f"metrics {address}: in use, or not an address of this machine; choose another")
 
 
 def test_a_gate_whose_metrics_port_is_taken_serves_all_the_same(gate: Watched, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_an_owner_changed_by_hand_is_kept_and_told(kits: Path, tmp_path: Pa
     plain = cli("provision", config, "--out", kits)
     told = [line for line in plain.stdout.splitlines() if line.startswith("kept ")]
     assert len(told) == 1
-    assert f"{mine}: was changed by hand; delete it" in told[0]
+    assert f"{mine}: edited by hand; delete it" in told[0]
     mine.unlink()
     assert json_of(cli("refresh", kits / "site-0", "--json"))["kept"] == []
     assert service(kits / "site-0")["restart"] == "unless-stopped"

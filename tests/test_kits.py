@@ -163,7 +163,7 @@ def test_a_good_kit_passes(site: Path) -> None:
 def test_a_kit_without_keys_says_how_to_come_by_them(tmp_path: Path) -> None:
     provision(federation(), tmp_path / "kits")
     found = failures(tmp_path / "kits" / "site-0", reach=True)
-    assert found["certificate"] == "there is none yet"
+    assert found["certificate"] == "none yet"
     assert "no key" in found["node"]
     assert "refused" in found["peer"].lower()  # nobody listens at port 9, certificate or not
 

@@ -359,7 +359,7 @@ def test_a_site_tells_charges_resends_and_what_it_did_not_send(tmp_path: Path) -
     assert ask(1) == first
     assert [ask(2)[0], ask(1, federation="0" * 64)[0], ask(1, run="../x")[0]] == ["failed", "refused", "refused"]
     told = [(e["event"], e["round"]) for e in kept(tmp_path / "e") if e["event"] not in ("ready", "ticket")]
-    once = [("uploaded", 1)]
+    once = [("uploaded", 1), ("done", None)]
     assert told == [
         ("charged", 1), *once, ("resend", 1), *once, ("not-sent", 2), ("failed", None), *[("refused", None)] * 2
     ]  # fmt: skip

@@ -119,7 +119,7 @@ def test_a_clock_that_is_behind_is_named_without_asking_anybody(
     (kit / "logs" / "events.jsonl").unlink()
     now = time.time()
     monkeypatch.setattr(of_kit.time, "time", lambda: now - 7200)
-    assert "behind the first date of" in failures(kit)["clock"]
+    assert "behind the start date of" in failures(kit)["clock"]
 
 
 def test_a_clock_that_no_time_server_keeps_is_a_remark_and_no_failure(

@@ -175,7 +175,7 @@ def test_after_a_crash_the_same_bytes_go_out_without_a_new_charge(tmp_path: Path
 def test_a_charged_attempt_whose_bytes_are_lost_is_not_made_again(tmp_path: Path) -> None:
     Idle(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
     (tmp_path / "outgoing.npy").unlink()
-    with pytest.raises(LedgerError, match="bytes are lost"):
+    with pytest.raises(LedgerError, match="update is lost"):
         Idle(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
 
 
@@ -184,7 +184,7 @@ def test_a_second_process_knows_what_the_first_has_charged(tmp_path: Path) -> No
     one, two = (Idle(federation(tmp_path), "a", tmp_path) for _ in range(2))
     one.prepare("run", 1, "first", ones)
     one.prepare("run", 2, "second", ones)
-    with pytest.raises(LedgerError, match="bytes are lost"):
+    with pytest.raises(LedgerError, match="update is lost"):
         two.prepare("run", 1, "first", ones)
 
 

@@ -76,7 +76,7 @@ def test_preflight_explains_what_grpc_calls_unavailable(tmp_path: Path) -> None:
         fleet.stop()
     gone = checks.peer(address, ours.issue(site, tmp_path / "good"))
     assert good.ok, good.detail
-    assert "its certificate is refused here" in distrusting.detail
+    assert "we refused its certificate" in distrusting.detail
     assert "refused our certificate" in distrusted.detail
     assert not gone.ok
     assert all(check.fix for check in (distrusting, distrusted, gone))

@@ -252,8 +252,8 @@ def test_roles_on_one_machine_share_its_name_and_the_operator_sees_it(
     app(["pki", "sign", str(authority.folder), *asked], standalone_mode=False)
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("hosts one.test") == 2
-    assert f"a name of {SHUFFLER.uri}" in shown
-    assert f"a name of {SUPERLINK.uri}" in shown
+    assert f"shares a host name with {SHUFFLER.uri}" in shown
+    assert f"shares a host name with {SUPERLINK.uri}" in shown
     for kit in kits:
         enrol.install(kit, kit / f"{kit.name}.signed.json")
         [made] = enrol.sign(authority, [enrol.renew(kit)[0]])
@@ -313,6 +313,6 @@ def test_a_broken_file_of_a_kit_is_named(authority: Authority, tmp_path: Path, f
 @pytest.mark.parametrize("hosts", [[f"h{n}.test" for n in range(17)], ["\u017fite.test"], ["fe80::1%eth0"]])
 def test_hosts_that_no_certificate_can_have_are_refused_in_a_line(tmp_path: Path, hosts: list[str]) -> None:
     kit = make_kit(tmp_path / "kits", "shuffler", "shuffler", hosts=tuple(hosts))
-    with pytest.raises(LaunchError, match=r"17 hosts; name at most 16|is no name or address") as caught:
+    with pytest.raises(LaunchError, match=r"17 hosts; use at most 16|is not a name or address") as caught:
         enrol.request(kit)
     assert "\n" not in str(caught.value)

@@ -117,9 +117,9 @@ def test_through_a_proxy(relays: Relays) -> None:
     [
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", "answered 403 to CONNECT"),
         (b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "answered 407"),
-        (b"nonsense\r\n\r\n", "no HTTP"),
-        (b"a" * 20_000, "no HTTP"),
-        (b"", "no HTTP"),
+        (b"nonsense\r\n\r\n", "not HTTP"),
+        (b"a" * 20_000, "not HTTP"),
+        (b"", "not HTTP"),
     ],
     ids=["403", "407", "nonsense", "endless", "empty"],
 )
@@ -171,7 +171,7 @@ def test_only_a_superlink_is_taken_for_one(relays: Relays, tmp_path: Path) -> No
     )
     event = relays.refused("impostor", relays.start("impostor", keys.of("site", "clinic"), impostor.address))
     assert event["cause"] == "their_certificate"
-    assert "fl-privacy://test/shuffler/impostor answers" in event["reason"]
+    assert "fl-privacy://test/shuffler/impostor answered" in event["reason"]
     assert impostor.seen == []
     impostor.close()
 
@@ -222,7 +222,7 @@ def test_another_users_programs_are_turned_away(relays: Relays) -> None:
         ({"--proxy": "http://user:hush@proxy:1"}, "does not belong on a command line"),
         ({"--proxy": "https://proxy:1"}, "must be http://host:port"),
         ({"--proxy": "proxy"}, "must be http://host:port"),
-        ({"--certificates": "/proc/nowhere"}, "can be written"),
+        ({"--certificates": "/proc/nowhere"}, "choose a writable folder"),
     ],
 )
 def test_bad_arguments_are_one_event_and_exit_code_2(

@@ -34,7 +34,7 @@ def test_keys_that_are_not_the_kit_s_own_start_nothing(kits: Path, command: str,
     (keys / "key.pem").write_text("garbage")
     assert "key.pem: not a private key in PEM; restore it" in refused(command, kit)
     shutil.copy(kits / "site-1" / "keys" / "key.pem", keys)
-    assert "do not belong together; install the signed file anew" in refused(command, kit)
+    assert "do not belong together; install the signed file again" in refused(command, kit)
     shutil.copy(kits / "site-1" / "keys" / "cert.pem", keys)
     assert "its certificate is of fl-privacy://kits/site/site-1; install the one" in refused(command, kit)
     (keys / "cert.pem").unlink()

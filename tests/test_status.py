@@ -128,7 +128,7 @@ def test_a_run_of_a_kit_is_gone_on_with_from_that_kit(tmp_path: Path, last: Any)
         (kit / "kit.yaml").touch()
         found = read(folder.path, NOW + 5000)
         assert found.state == "interrupted"
-        assert found.reason.endswith(f"go on with fl-privacy train {command}")
+        assert found.reason.endswith(f"resume it with fl-privacy train {command}")
 
 
 def test_a_pid_that_somebody_else_has_now_is_not_the_run_s(tmp_path: Path, alive: int) -> None:
@@ -207,7 +207,7 @@ def test_a_folder_that_is_no_run_is_one_line_and_exit_code_2(tmp_path: Path) -> 
         done = cli("status", path)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
-        assert f"{path}: no run here" in done.stderr
+        assert f"{path}: not a run" in done.stderr
 
 
 def test_status_loads_nothing_heavy() -> None:

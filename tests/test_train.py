@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written_is_no_failure_of_the_run(tmp_path: Path
 def test_verify_takes_the_run_s_own_authority_before_the_local_one(tmp_path: Path) -> None:
     run = tmp_path / "a-run"
     run.mkdir()
-    assert "pki/ca.pem is not there" in cli("transcript", "verify", run).stderr
+    assert "pki/ca.pem not found" in cli("transcript", "verify", run).stderr
     local = Authority.open(tmp_path / "pki")
     assert "manifest.json" in cli("transcript", "verify", run).stdout
     anchor(run).write_text("no certificate")

@@ -167,6 +167,10 @@ def test_a_round_comes_back_as_it_was_recorded(recorded: Any, tiers: Any, events
         assert verify(folder, CA.pem).ok
 
 
+def index_of(folder: Path, round: int, seq: int) -> list[dict[str, Any]]:
+    return arrays.read_index(folder / chain.file_names(round, seq)[1])
+
+
 def test_events_are_written_with_their_kind_and_read_by_it(tmp_path: Path) -> None:
     RunWriter(tmp_path, {"run": RUN}, *SERVER)
     writer = ViewWriter(tmp_path / "views/server", "server", RUN, *SERVER)
@@ -174,7 +178,7 @@ def test_events_are_written_with_their_kind_and_read_by_it(tmp_path: Path) -> No
     writer.record(1, 1, {}, events=noted)
     view = open_run(tmp_path).view("server")
     assert view.events(1) == noted
-    assert [json.loads(row["event"]) for row in view.index(1)] == [
+    assert [json.loads(row["event"]) for row in index_of(view.folder, 1, 1)] == [
         {"kind": "receipt", "name": "site-1", "status": "done", "time": 3.5},
         {"kind": "row", "name": "site-1", "row": 0},
         {"kind": "row", "name": "site-0", "row": 1},
@@ -217,7 +221,7 @@ def test_other_tools_read_the_files(finished: Path) -> None:
 def test_infinite_and_missing_tiers_keep_their_meaning(tmp_path: Path) -> None:
     ViewWriter(tmp_path, "server", RUN, *SERVER).record(1, 1, {}, tiers=[math.inf, None, np.float32(0.5), ""])
     assert chain.read_chain(tmp_path).head["seq"] == 1
-    rows = arrays.read_index(tmp_path / chain.index_name(1, 1))
+    rows = index_of(tmp_path, 1, 1)
     assert arrays.tiers_of(rows) == [math.inf, None, 0.5, ""]
 
 
@@ -240,7 +244,7 @@ def test_the_last_attempt_of_a_round_counts(tmp_path: Path) -> None:
     assert view.attempts(1) == ["first", "second"]
     assert view.events(1) == [Invited(name="second")]
     assert view.events(1, "first") == [Invited(name="first")]
-    assert view.index(1)[0]["attempt"] == "second"
+    assert index_of(view.folder, 1, 2)[0]["attempt"] == "second"
     with pytest.raises(TranscriptError, match="attempts there: first, second"):
         view.round(1, "third")
 
@@ -517,7 +521,7 @@ def rewrite(folder: Path, who: Credentials | None, new_head: bool = True) -> Non
     prev = chain.genesis(view.head["run"], view.head["observer"])
     for old in view.entries:
         if old.seq == 2:
-            flip(folder / chain.data_name(old.round, old.seq))
+            flip(folder / chain.file_names(old.round, old.seq)[0])
         files = {name: sha256((folder / name).read_bytes()) for name in old.files}
         entries.append(chain.Entry(old.seq, old.round, old.attempt, files, prev))
         prev = entries[-1].head
@@ -671,7 +675,7 @@ def test_a_head_told_over_the_wire_pins_a_view_kept_elsewhere(tmp_path: Path) ->
 def test_a_chain_cannot_point_out_of_its_folder(name: str, run_path: Path) -> None:
     folder = run_path / "views/server"
     view = chain.read_chain(folder)
-    entry = chain.Entry(1, 1, "a1", {name: "0" * 64, chain.index_name(1, 1): "0" * 64}, view.entries[0].prev)
+    entry = chain.Entry(1, 1, "a1", {name: "0" * 64, chain.file_names(1, 1)[1]: "0" * 64}, view.entries[0].prev)
     (folder / "chain.jsonl").write_bytes(entry.line)
     sign_head(folder, [entry], view.head, SERVER)
     with pytest.raises(TranscriptError, match="are not those of round 1"):

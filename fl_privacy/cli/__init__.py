@@ -1,4 +1,4 @@
-"""`fl-privacy`: run federations, check them before, read their transcripts after."""
+"""`fl-privacy`: run federations, check them beforehand, read their transcripts afterwards."""
 
 from __future__ import annotations
 
@@ -8,21 +8,12 @@ from typing import Any
 
 from fl_privacy.errors import FederationError
 
-from . import (  # noqa: F401 (each adds its commands to the program)
-    attack,
-    deploy,
-    pki,
-    plugins,
-    run,
-    site,
-    status,
-    transcript,
-)
+from . import attack, deploy, pki, plugins, run, site, status, transcript  # noqa: F401 (each adds commands)
 from .common import INTERRUPTED, app
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a transcript does not verify or an audit has failures, 2 to be mended, 130 interrupted."""
+    """Exit codes: 0 success, 1 a failed verification or audit, 2 an error you can fix, 130 interrupted."""
     sys.exit(_guarded(lambda: app(standalone_mode=False)))
 
 
@@ -41,5 +32,5 @@ def _guarded(command: Callable[[], Any]) -> int:
         print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
         return 2
     if code == INTERRUPTED:
-        print("interrupted; everything that was started has been stopped", file=sys.stderr)
+        print("interrupted; all processes have been stopped", file=sys.stderr)
     return code if isinstance(code, int) else 0

@@ -1,4 +1,4 @@
-"""What all commands share: the program, consoles, arguments that many take."""
+"""What all commands share: the program, consoles, common arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 INTERRUPTED = 130
 
 app = typer.Typer(
-    help="Private federated learning, and the proof that it is private.",
+    help="Private federated learning, and attacks that measure what leaks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

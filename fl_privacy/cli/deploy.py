@@ -1,4 +1,4 @@
-"""Real machines: start kits, checks before a start, a role in the foreground, a run across machines."""
+"""Real machines: start kits, preflight checks, serving a role, a run across machines."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ KitPath = Annotated[Path, typer.Argument(help="A start kit's folder.", show_defa
 @app.command()
 def provision(
     config: Config,
-    out_dir: Annotated[Path, typer.Option("--out", help="Where the kits go, one folder each.")] = Path("kits"),
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the kits, one subfolder each.")] = Path("kits"),
     pki: Annotated[Path | None, typer.Option(help="The authority's folder; kits get its certificate.")] = None,
     sign: Annotated[bool, typer.Option("--sign", help="Make and sign all keys here, for trials.")] = False,
     services: Annotated[
-        bool, typer.Option("--compose", help="Roles are dialled by the names that docker-compose.yml gives them.")
+        bool, typer.Option("--compose", help="Use the service names of docker-compose.yml as addresses.")
     ] = False,
-    data: Annotated[Path | None, typer.Option(help="Data folder to write into the kits.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data folder to set in the kits.")] = None,
     runs: Annotated[Path, typer.Option(help="Where the server's kit keeps runs.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Write one start kit for every role of a federation; kits that are there keep their keys and state."""
+    """Write one start kit per party of a federation; existing kits keep their keys and state."""
     from fl_privacy.config import Federation
     from fl_privacy.deploy.engines import compose
     from fl_privacy.deploy.kits import kit_files
@@ -61,13 +61,13 @@ def provision(
 
 def _tell_kept(files: list[str]) -> None:
     for file in files:
-        text = f"kept           {file}: was changed by hand; delete it to have it written anew"
+        text = f"kept           {file}: edited by hand; delete it to have it written again"
         out.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()
 def refresh(kit: KitPath, as_json: Json = False) -> None:
-    """Write a kit's compose file and systemd unit anew, after a change in kit.yaml; those changed by hand are kept."""
+    """Write a kit's compose file and systemd unit again after a change in kit.yaml; files edited by hand are kept."""
     from fl_privacy.deploy.kits import kit_files
     from fl_privacy.deploy.kits.kit import Folder
 
@@ -76,7 +76,7 @@ def refresh(kit: KitPath, as_json: Json = False) -> None:
         kit_files.write(folder)
     except OSError as error:
         raise FederationError(
-            f"kit {kit}: {error.filename}: {error.strerror}; make it writable, or make room"
+            f"kit {kit}: {error.filename}: {error.strerror}; make it writable, or free some space"
         ) from None
     kept = [str(file) for file in kit_files.kept(folder)]
     if as_json:
@@ -84,7 +84,7 @@ def refresh(kit: KitPath, as_json: Json = False) -> None:
         return
     _tell_kept(kept)
     if not kept:
-        out.print(f"compose.yml and the unit in {kit} are as kit.yaml says", highlight=False, soft_wrap=True)
+        out.print(f"compose.yml and the unit in {kit} match kit.yaml", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -92,12 +92,12 @@ def preflight(
     target: Annotated[Path, typer.Argument(help="The federation's YAML, or a kit's folder.", show_default=False)],
     runs_dir: RunsDir = Path("runs"),
     data_dir: DataDir = None,
-    listen: Annotated[list[str] | None, typer.Option(help="host:port that a role here will listen on.")] = None,
+    listen: Annotated[list[str] | None, typer.Option(help="host:port that a role will listen on here.")] = None,
     keys: Annotated[Path | None, typer.Option(help="Folder with key.pem, cert.pem and ca.pem.")] = None,
-    peer: Annotated[list[str] | None, typer.Option(help="host:port of a role to reach with --keys.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="host:port of a role to connect to with --keys.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check names, clock, ports, certificates, disk, data and device, with a fix for each failure."""
+    """Check names, clock, ports, certificates, disk, data and device; each failure comes with a fix."""
     from fl_privacy.deploy.preflight import checks as checks
 
     if target.is_dir():
@@ -105,20 +105,20 @@ def preflight(
         from fl_privacy.deploy.preflight.of_kit import run as check_kit
 
         if listen or keys or peer:
-            raise FederationError("listen, keys, peer: are in the kit already; leave them out")
+            raise FederationError("listen, keys, peer: are already in the kit; leave them out")
         found = check_kit(Folder.open(target))
     else:
         from fl_privacy.config import Federation
 
         if peer and keys is None:
-            raise FederationError("peer: needs --keys, the folder whose certificate it is to be reached with")
+            raise FederationError("peer: needs --keys, the folder with the certificate to connect with")
         found = checks.run(Federation.load(target), runs_dir, data_dir, listen or [], keys, peer or [])
     if as_json:
         print(json.dumps({"ok": all(c.ok for c in found), "checks": [vars(c) for c in found]}))
     else:
         for check in found:
-            mark = "[green]ok  [/]" if check.ok else "[red]FAIL[/]"
-            fix = f"\n     fix: {check.fix}" if check.fix else ""
+            mark = "[red]FAIL[/]" if not check.ok else "[yellow]WARN[/]" if check.fix else "[green]ok  [/]"
+            fix = "" if not check.fix else f"; {check.fix}" if check.ok else f"\n     fix: {check.fix}"
             out.print(f"{mark} {check.name:<12} {check.detail}{fix}", highlight=False, soft_wrap=True)
     if not all(check.ok for check in found):
         raise typer.Exit(2)
@@ -127,29 +127,29 @@ def preflight(
 @app.command()
 def serve(
     kit: KitPath,
-    until: Annotated[Path | None, typer.Option(help="End when this file is there.", show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="A site's device, in place of the kit's.")] = None,
+    until: Annotated[Path | None, typer.Option(help="Stop when this file exists.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="A site's device, instead of the kit's.")] = None,
 ) -> None:
-    """Run a kit's role here, in the foreground, until SIGTERM: SuperLink, shuffler, aggregator, evaluator or site."""
+    """Run a kit's role in the foreground until SIGTERM."""
     from fl_privacy.deploy.kits.kit import Folder
     from fl_privacy.deploy.kits.serve import serve as run
 
     folder = Folder.open(kit, device)
     if folder.role.starts_runs:
-        raise FederationError(f"kit {kit}: is the server's; runs are started with fl-privacy train {kit}")
+        raise FederationError(f"kit {kit}: belongs to the server; start runs with fl-privacy train {kit}")
     run(folder, until)
 
 
 @app.command()
 def train(
     kit: KitPath,
-    anew: Annotated[bool, typer.Option("--new", help="Leave an unfinished run and start another.")] = False,
-    run: Annotated[str | None, typer.Option(help="Name of a new run; default: by federation and time.")] = None,
+    anew: Annotated[bool, typer.Option("--new", help="Start a new run even if one is unfinished.")] = False,
+    run: Annotated[str | None, typer.Option(help="Name of a new run; default: federation and time.")] = None,
     copy_to: Annotated[Path | None, typer.Option(help="Folder for a copy of the run.", show_default=False)] = None,
-    done: Annotated[Path | None, typer.Option(help="File to write when all is over.", show_default=False)] = None,
+    done: Annotated[Path | None, typer.Option(help="File to write when the command ends.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a federation across machines, from the server's kit; goes on with a run that was broken off."""
+    """Run a federation across machines from the server's kit; resumes an interrupted run."""
     from fl_privacy.deploy.kits.kit import Folder
     from fl_privacy.deploy.kits.train import train as start
 
@@ -178,7 +178,7 @@ def _copy(result: Result, target: Path) -> None:
     if export(result, target):
         print(f"and a copy in  {target}/{result.run}", flush=True)
     else:
-        why = f"{target} is full, or not for user {os.getuid()} to write"
-        print(f"{why}; to take the run out of the container:", flush=True)
+        why = f"{target} is full, or user {os.getuid()} may not write to it"
+        print(f"{why}; to copy the run out of the container:", flush=True)
         print(f"  docker compose cp server:{result.path} runs/", flush=True)
         print(f"  docker compose cp server:{anchor(Path(result.path))} runs/", flush=True)

@@ -1,4 +1,4 @@
-"""Certificates: the authority's side and the parties'."""
+"""Certificates: commands for the authority and for the parties."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 
 from .common import Json, app, out
 
-commands = typer.Typer(help="Certificates: ask, sign, install, renew, revoke.", no_args_is_help=True)
+commands = typer.Typer(help="Certificates: request, sign, install, renew, revoke.", no_args_is_help=True)
 app.add_typer(commands, name="pki")
 
 Folder = Annotated[Path, typer.Argument(metavar="AUTHORITY", help="The authority's folder.", show_default=False)]
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="A party's kit.", show_default=False)]
-Out = Annotated[Path | None, typer.Option("--out", help="File or folder to write it to; default: the kit.")]
+Out = Annotated[Path | None, typer.Option("--out", help="File or folder to write to; default: the kit.")]
 
 
 def _tell(found: Any, as_json: bool, *lines: str) -> None:
@@ -29,7 +29,7 @@ def _tell(found: Any, as_json: bool, *lines: str) -> None:
 @commands.command()
 def init(
     folder: Folder,
-    federation: Annotated[str, typer.Option(help="The only federation it will sign for; default: any.")] = "",
+    federation: Annotated[str, typer.Option(help="The only federation that it signs for; default: any.")] = "",
     as_json: Json = False,
 ) -> None:
     """Make a new authority."""
@@ -41,7 +41,7 @@ def init(
         {"authority": str(folder), "key": key, "until": made.certificate.not_valid_after_utc.isoformat()},
         as_json,
         f"authority {folder}: {key}",
-        "keep ca.key secret and backed up: who has it can be anybody",
+        "keep ca.key secret and backed up: anyone holding it can impersonate any party",
     )
 
 
@@ -50,12 +50,12 @@ def _asked(path: Path, asked: Any, as_json: bool) -> None:
     hosts = f"  hosts {', '.join(found['hosts'])}" if found["hosts"] else ""
     lines = [f"{found['identity']}  key {found['key']}{hosts}"]
     lines += [f"node {found['node']}"] if "node" in found else []
-    _tell(found, as_json, *lines, f"send {path} to the authority, and tell it the fingerprints by another way")
+    _tell(found, as_json, *lines, f"send {path} to the authority, and give it the fingerprints over a separate channel")
 
 
 @commands.command()
 def request(kit: Kit, out_: Out = None, as_json: Json = False) -> None:
-    """Make this party's own key, and a request that the authority can sign."""
+    """Make this party's own key and a certificate request for the authority to sign."""
     from fl_privacy.deploy.kits import enrol
 
     _asked(*enrol.request(kit, out_), as_json)
@@ -64,11 +64,11 @@ def request(kit: Kit, out_: Out = None, as_json: Json = False) -> None:
 @commands.command()
 def renew(
     kit: Kit,
-    new_key: Annotated[bool, typer.Option("--new-key", help="For a new key, not for the one it has.")] = False,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Make a new key, do not keep the current one.")] = False,
     out_: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Ask for the next certificate; the present key proves who asks."""
+    """Request the next certificate; the current key proves who asks."""
     from fl_privacy.deploy.kits import enrol
 
     _asked(*enrol.renew(kit, new_key, out_), as_json)
@@ -78,14 +78,14 @@ def renew(
 def sign(
     authority: Folder,
     requests: Annotated[list[Path], typer.Argument(metavar="REQUEST...", show_default=False)],
-    days: Annotated[int | None, typer.Option(help="How long they are valid; default: 90.")] = None,
+    days: Annotated[int | None, typer.Option(help="Days that certificates are valid; default: 90.")] = None,
     out_: Annotated[Path | None, typer.Option("--out", help="Folder; default: beside each request.")] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Also for a party that lost its key or got a new host name.")
+        bool, typer.Option("--replace", help="Also for a party that lost its key or has a new host name.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Sign requests: all, or none if one is not in order."""
+    """Sign requests: all of them, or none if one is refused."""
     from fl_privacy.deploy.kits import enrol
     from fl_privacy.identity.pki import Authority
 
@@ -95,7 +95,7 @@ def sign(
         hosts = f"  hosts {', '.join(one['hosts'])}" if one["hosts"] else ""
         lines.append(f"{one['identity']}  until {one['until'][:10]}  key {one['key']}{hosts}")
         if one["shared"]:
-            lines.append(f"  is dialled by a name of {', '.join(one['shared'])}: right only if they share a machine")
+            lines.append(f"  shares a host name with {', '.join(one['shared'])}: correct only if they share a machine")
         lines += [f"  node {one['node']}"] if "node" in one else []
         lines.append(f"  {one['file']}")
     _tell(made, as_json, *lines, "compare fingerprints and hosts with each party before you send the files back")
@@ -107,7 +107,7 @@ def install(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A signed file or revoked.pem.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Take in what the authority sent; running roles go on with it."""
+    """Install what the authority sent; running roles pick it up."""
     from fl_privacy.deploy.kits import enrol
 
     found = enrol.install(kit, file)
@@ -142,15 +142,15 @@ def revoke(
             "install_at": listening,
         },
         as_json,
-        f"revoked {identity}: {len(new)} certificates more in {opened.revoked_file}",
-        "it takes effect where `fl-privacy pki install KIT revoked.pem` is run, which is needed at:",
+        f"revoked {identity}: {len(new)} more certificates in {opened.revoked_file}",
+        "to make it effective, run `fl-privacy pki install KIT revoked.pem` at:",
         *(f"  {uri}" for uri in listening),
     )
 
 
 @commands.command("list")
 def list_(authority: Folder, as_json: Json = False) -> None:
-    """Whom the authority has certified, and until when."""
+    """List the certificates that the authority issued."""
     from fl_privacy.identity.pki import Authority
 
     opened = Authority.load(authority)

@@ -1,4 +1,4 @@
-"""Running a federation, and what it will cost."""
+"""Running a federation, and planning what it will cost."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 
 from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
 
 if TYPE_CHECKING:
+    from fl_privacy.config import Federation
     from fl_privacy.deploy.engines.follow import Result
     from fl_privacy.ops.view import View
 
@@ -35,10 +35,12 @@ def up(
     engine: Annotated[Engine, typer.Option(help="Where the sites run.")] = Engine.local,
     runs_dir: RunsDir = Path("runs"),
     data_dir: DataDir = None,
-    resume: Annotated[str | None, typer.Option(help="Name of an interrupted run to go on with.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Name of an interrupted run to resume.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a federation: live progress, then where the run is."""
+    """Run a federation: shows live progress, then the run's folder."""
+    from fl_privacy.config import Federation
+
     federation = Federation.load(config)
     signal.signal(signal.SIGTERM, interrupt)
     if engine is Engine.compose:
@@ -77,7 +79,7 @@ def _in_containers(
     from fl_privacy.deploy.engines.containers import up as start
 
     if resume:
-        raise FederationError("resume: not with --engine compose; a run that was broken off there is started anew")
+        raise FederationError("resume: not supported with --engine compose; start a new run")
     console = err if as_json else out
 
     def say(line: str) -> None:
@@ -110,14 +112,15 @@ def print_result(result: Any) -> None:
 
 
 def _program() -> str:
-    """How this shell can call us: by name in an active environment, by path without one."""
+    """How this shell can call us: by name in an active environment, otherwise by path."""
     active = os.environ.get("VIRTUAL_ENV") == sys.prefix or sys.prefix == sys.base_prefix
     return "fl-privacy" if active else os.path.relpath(Path(sys.executable).with_name("fl-privacy"))
 
 
 @app.command()
 def plan(config: Config, as_json: Json = False) -> None:
-    """What a round will cost each party: messages, parameters, bytes."""
+    """What a round costs each party: messages, parameters, bytes."""
+    from fl_privacy.config import Federation
     from fl_privacy.tasks.workload import layout_of
     from fl_privacy.theory.budget import tiers
 
@@ -139,9 +142,11 @@ def plan(config: Config, as_json: Json = False) -> None:
         table.add_row(c.party, str(c.count), f"{c.messages:g}", *sizes)
     out.print(table)
     for b in budgets:
-        text = f"epsilon {b.epsilon:g} a round, {b.composed:.3f} after {federation.rounds} rounds: {b.sites} sites"
-        warning = "; only one site has it, so its label names it" if b.sites == 1 else ""
-        out.print(f"{text}, noise {b.scale:.4g} a parameter (unit: {b.unit}){warning}", highlight=False, soft_wrap=True)
+        text = f"epsilon {b.epsilon:g} per round, {b.composed:.3f} after {federation.rounds} rounds: {b.sites} sites"
+        warning = "; only one site has this budget, so the label identifies it" if b.sites == 1 else ""
+        out.print(
+            f"{text}, noise {b.scale:.4g} per parameter (unit: {b.unit}){warning}", highlight=False, soft_wrap=True
+        )
     if space is not None:
-        text = f"an update mixed with {federation.floor - 1} others can be put together in 10^{space:,.0f} ways"
+        text = f"an update mixed with {federation.floor - 1} others can be reassembled in 10^{space:,.0f} ways"
         out.print(f"{text}, which hides it only together with noise", highlight=False, soft_wrap=True)

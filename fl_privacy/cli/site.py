@@ -1,4 +1,4 @@
-"""A site on its machine, in the background: start it, stop it, see how it is."""
+"""A site in the background: start it, stop it, see its status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KitPath = Annotated[Path, typer.Argument(help="The site's start kit.", show_defa
 
 @commands.command()
 def start(kit: KitPath, as_json: Json = False) -> None:
-    """Check the kit, start the site, wait until it is up."""
+    """Check the kit, start the site and wait until it is up."""
     from fl_privacy.deploy.kits import background
     from fl_privacy.deploy.kits.kit import Folder
 
@@ -27,7 +27,7 @@ def start(kit: KitPath, as_json: Json = False) -> None:
 
 @commands.command()
 def stop(kit: KitPath, as_json: Json = False) -> None:
-    """End the site and all its processes."""
+    """Stop the site and all its processes."""
     from fl_privacy.deploy.kits import background
     from fl_privacy.deploy.kits.kit import Folder
 
@@ -36,7 +36,7 @@ def stop(kit: KitPath, as_json: Json = False) -> None:
 
 @commands.command()
 def status(kit: KitPath, as_json: Json = False) -> None:
-    """Whether the site is up, what it is doing, what it has spent; exit code 1 where it is down."""
+    """Show whether the site is up, what it does and what it has spent; exit code 1 if it is not up."""
     from fl_privacy.deploy.kits import background
     from fl_privacy.deploy.kits.kit import Folder
 

@@ -1,4 +1,4 @@
-"""How a run is doing."""
+"""The status of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def status(run: RunPath, as_json: Json = False) -> None:
-    """How a run is doing: state, round, score, time left, failed attempts, processes, budgets."""
+    """Show a run's state, round, score, time left, failed attempts, processes and budgets."""
     from fl_privacy.ops.status import read
 
     found = read(run)
@@ -32,13 +32,13 @@ def _lines(found: Status) -> list[str]:
     lines.append("  ".join((place, *score, f"{found.bytes / 1e6:.1f} MB received")))
     if found.seconds_a_round is not None:
         left = "" if found.seconds_left is None else f", about {_duration(found.seconds_left)} left"
-        lines.append(f"{found.seconds_a_round:.2f} s a round{left}")
+        lines.append(f"{found.seconds_a_round:.2f} s per round{left}")
     if found.attempt is not None and found.attempt > 1:
-        lines.append(f"the round that is open is tried for the {found.attempt}. time")
+        lines.append(f"the open round is at attempt {found.attempt}")
     for failed in found.failed_attempts[-10:]:
         lines.append(f"round {failed['round']}, attempt {failed['attempt']} failed: {failed['reason']}")
     for process in found.processes:
-        how = f"{process.rss / 1e6:.0f} MB" if process.alive else "gone"
+        how = f"{process.rss / 1e6:.0f} MB" if process.alive else "exited"
         lines.append(f"{process.name} (pid {process.pid}, {how})" + (f": {process.last}" if process.last else ""))
     for budget in found.budgets:
         left = "no limit" if budget.left is None else f"{budget.left:.3f} left"

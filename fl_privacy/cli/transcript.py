@@ -1,4 +1,4 @@
-"""Reading and verifying what a run recorded."""
+"""Reading and verifying transcripts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def verify(
     from fl_privacy.transcript.run import anchor
 
     run = run.resolve()
-    own = anchor(run)  # of a run across machines or containers; those of the local engine share one
+    own = anchor(run)  # for a run across machines or containers; runs of the local engine share one authority
     found = ca or (own if own.exists() else run.parent / "pki" / "ca.pem")
     if not found.exists():
-        raise FederationError(f"ca: {found} is not there; give the authority's certificate with --ca")
+        raise FederationError(f"ca: {found} not found; give the authority's certificate with --ca")
     report = check(run, found.read_bytes())
     if as_json:
         print(json.dumps({"ok": report.ok, "findings": [vars(finding) for finding in report.findings]}))
@@ -46,7 +46,7 @@ def verify(
 
 @commands.command()
 def show(run: RunPath, as_json: Json = False) -> None:
-    """What a run recorded: status, metrics, and what each observer saw."""
+    """Show what a run recorded: status, metrics, and what each observer saw."""
     from fl_privacy.ops.view import score
     from fl_privacy.transcript import open_run
 

@@ -13,14 +13,11 @@ from fl_privacy.errors import FederationError
 from fl_privacy.vector import Vector
 
 MAX_ROWS = 2**20
+Shares = Sequence[float] | NDArray[np.floating] | None
 
 
 def weighted(
-    matrix: NDArray[np.float32],
-    weights: Sequence[float] | NDArray[np.floating] | None = None,
-    exact: bool = False,
-    *,
-    backend: str | None = None,
+    matrix: NDArray[np.float32], weights: Shares = None, exact: bool = False, *, backend: str | None = None
 ) -> Vector:
     """The mean of the rows, weights normalised to sum 1 (equal if none are given).
 
@@ -29,29 +26,27 @@ def weighted(
     Exact: the same bits for every order of the (row, weight) pairs, and on a shard as on the whole vector. Each
     product w x is rounded to a multiple of 2^-s, with s of the column the largest for which n such integers cannot
     overflow 63 bits. With M the column's largest |w x| and n < 2^b rows, the multiples are of at most M 2^(b - 61), so
-    the sum is wrong by at most n M 2^(b - 62) <= n^2 M 2^-61: 2^8 times less than the fast sum at its worst. Only the
-    products (n M 2^-53) and the result (to float32) are rounded beside.
+    the error of the sum is at most n M 2^(b - 62) <= n^2 M 2^-61: 2^8 times less than the fast sum's worst case. In
+    addition, only the products (n M 2^-53) and the result (to float32) are rounded.
     """
     check_matrix(matrix)
     shares = normalised(weights, matrix.shape[0])
     kernel = kernels.pick("mean", matrix.size, backend)
     out = np.empty(matrix.shape[1], np.float32)
     if not kernel.fast(matrix, shares, out):
-        raise FederationError(
-            "matrix: not finite; refuse updates with NaN or infinite entries before they are combined"
-        )
+        raise FederationError("matrix: not finite; refuse updates with NaN or infinite values before combining them")
     if exact:
         kernel.exact(matrix, shares, 62 - matrix.shape[0].bit_length(), out)
     return out
 
 
-def normalised(weights: Sequence[float] | NDArray[np.floating] | None, rows: int) -> NDArray[np.float64]:
+def normalised(weights: Shares, rows: int) -> NDArray[np.float64]:
     """Weights that sum to 1; their sum is exactly rounded, so it does not depend on their order."""
     given = np.ones(rows) if weights is None else np.asarray(weights, dtype=np.float64)
     if given.shape != (rows,):
-        raise FederationError(f"weights: {given.size} given for {rows} rows; pass one a row")
+        raise FederationError(f"weights: {given.size} given for {rows} rows; pass one per row")
     if not np.isfinite(given).all() or np.any(given < 0) or not np.any(given > 0):
-        raise FederationError("weights: must be finite and not negative, with one at least positive")
+        raise FederationError("weights: must be finite and not negative, and at least one must be positive")
     # Scaled to at most 1 first: a sum of large weights may overflow.
     scaled = given / given.max()
     shares: NDArray[np.float64] = scaled / math.fsum(scaled)

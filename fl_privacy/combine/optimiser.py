@@ -16,6 +16,7 @@ from fl_privacy.errors import FederationError
 from fl_privacy.vector import Vector
 
 State = dict[str, NDArray[np.float32]]
+Doubles = NDArray[np.float64]
 PIECE = 2**16  # coordinates worked on at a time: temporaries in float64 stay in the cache
 
 
@@ -32,7 +33,7 @@ class Optimiser(ABC):
         """The value of a state array before the first step."""
 
     @abstractmethod
-    def rule(self, model: NDArray[np.float64], mean: NDArray[np.float64], state: State) -> NDArray[np.float64]:
+    def rule(self, model: Doubles, mean: Doubles, state: State) -> Doubles:
         """The new model of some coordinates; `state` are views, changed in place."""
 
     def step(self, model: Vector, mean_update: Vector) -> Vector:
@@ -56,7 +57,7 @@ class Optimiser(ABC):
         return {name: array.copy() for name, array in self._state.items()}
 
     def restore(self, state: Mapping[str, NDArray[np.float32]]) -> None:
-        """Go on from a `state` saved earlier."""
+        """Continue from a `state` saved earlier."""
         if state and set(state) != set(self.names):
             raise FederationError(f"state: has {sorted(state)}, this optimiser needs {sorted(self.names)}")
         self._state = {name: np.array(state[name], dtype=np.float32, copy=True) for name in state}
@@ -72,7 +73,7 @@ class FedAvg(Optimiser):
     def initial(self, name: str) -> float:
         raise KeyError(name)
 
-    def rule(self, model: NDArray[np.float64], mean: NDArray[np.float64], state: State) -> NDArray[np.float64]:
+    def rule(self, model: Doubles, mean: Doubles, state: State) -> Doubles:
         return model + self.lr * mean
 
 
@@ -90,10 +91,10 @@ class Adaptive(Optimiser):
         return {"m": 0.0, "v": self.tau**2}[name]
 
     @abstractmethod
-    def second(self, v: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+    def second(self, v: Doubles, square: Doubles) -> Doubles:
         """v_t from v_{t-1} and Delta_t^2."""
 
-    def rule(self, model: NDArray[np.float64], mean: NDArray[np.float64], state: State) -> NDArray[np.float64]:
+    def rule(self, model: Doubles, mean: Doubles, state: State) -> Doubles:
         # The state is float32, as it is checkpointed; a step reads what the next one would after a restart.
         state["m"][:] = self.beta1 * state["m"].astype(np.float64) + (1 - self.beta1) * mean
         state["v"][:] = self.second(state["v"].astype(np.float64), mean * mean)
@@ -103,14 +104,14 @@ class Adaptive(Optimiser):
 class FedAdam(Adaptive):
     """v_t = beta_2 v_{t-1} + (1 - beta_2) Delta_t^2; defaults as Flower's, without its bias correction."""
 
-    def second(self, v: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+    def second(self, v: Doubles, square: Doubles) -> Doubles:
         return self.beta2 * v + (1 - self.beta2) * square
 
 
 class FedYogi(Adaptive):
     """v_t = v_{t-1} - (1 - beta_2) Delta_t^2 sign(v_{t-1} - Delta_t^2); defaults as Flower's."""
 
-    def second(self, v: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+    def second(self, v: Doubles, square: Doubles) -> Doubles:
         return v - (1 - self.beta2) * square * np.sign(v - square)
 
 

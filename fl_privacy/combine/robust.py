@@ -1,4 +1,4 @@
-"""Coordinate-wise rules that outliers move little (Yin et al. 2018): the same bits for every order of the rows."""
+"""Coordinate-wise rules that are robust to outliers (Yin et al. 2018): the same bits for every order of the rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ PIECE = 2**16  # columns sorted at a time
 
 def median(rows: NDArray[np.float32]) -> Vector:
     """The middle value of every column, or the mean of the two middle ones."""
-    count = len(rows)
-    return _middle(rows, (count - 1) // 2)
+    return _middle(rows, (len(rows) - 1) // 2)
 
 
 def trimmed_mean(rows: NDArray[np.float32], fraction: float) -> Vector:
@@ -25,7 +24,7 @@ def trimmed_mean(rows: NDArray[np.float32], fraction: float) -> Vector:
 
 
 def _middle(rows: NDArray[np.float32], dropped: int) -> Vector:
-    """The mean of what is left of every sorted column, `dropped` values fewer at each end."""
+    """The mean of every sorted column without `dropped` values at each end."""
     check_matrix(rows)
     out = np.empty(rows.shape[1], np.float32)
     for first in range(0, out.size, PIECE):

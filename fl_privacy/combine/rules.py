@@ -1,4 +1,4 @@
-"""What becomes of a round's updates: a rule turns them into one, and an optimiser applies it to the model.
+"""How a round's updates are combined: a rule turns them into one, and an optimiser applies it to the model.
 
 The server and every shard aggregator combine by the same `Combiner`, which owns the optimiser's state.
 """
@@ -14,6 +14,7 @@ from pydantic import Field
 
 from fl_privacy.choices import Choice
 from fl_privacy.combine import mean, optimiser, robust, weights
+from fl_privacy.combine.mean import Shares
 from fl_privacy.errors import FederationError
 from fl_privacy.registry import Registry
 from fl_privacy.vector import Vector
@@ -24,14 +25,13 @@ if TYPE_CHECKING:
     from fl_privacy.config import Federation
 
 Matrix = NDArray[np.float32]
-Shares = Sequence[float] | NDArray[np.floating] | None
 
 
 class Rule(Choice):
     """A way to combine. Subclasses override `aggregate`, `optimiser` or both."""
 
-    needs_rows: ClassVar[bool] = False  # else a sum of the updates is enough
-    coordinatewise: ClassVar[bool] = True  # a shard can be combined on its own
+    needs_rows: ClassVar[bool] = False  # if not, the sum of the updates is enough
+    coordinatewise: ClassVar[bool] = True  # so a shard can be combined by itself
     weighable: ClassVar[bool] = True
 
     weights: Literal["equal", "epsilon", "precision"] = Field(
@@ -41,7 +41,7 @@ class Rule(Choice):
 
     @property
     def proximal(self) -> float:
-        """What sites add to their loss, as FedProx's mu."""
+        """FedProx's mu, for the proximal term that sites add to their loss."""
         return 0.0
 
     def aggregate(self, rows: Matrix, shares: Shares, exact: bool) -> Vector:
@@ -61,7 +61,7 @@ class Rule(Choice):
             yield f"{given} needs budgets, and privatise.kind is none; use equal"
         elif self.weights == "precision" and not federation.privatise.after_training:
             kind = federation.privatise.kind
-            yield f"{given} needs the noise of an update, which {kind} adds in training; use epsilon"
+            yield f"{given} needs noise on the update, and {kind} adds it in training; use epsilon"
 
 
 class FedAvg(Rule):
@@ -113,39 +113,39 @@ class FedYogi(Adaptive):
     lr: float = Field(0.01, gt=0)
 
 
-class Median(Rule):
+class Robust(Rule):
+    """Median and trimmed mean need every update, unweighted."""
+
+    needs_rows: ClassVar[bool] = True
+    weighable: ClassVar[bool] = False
+
+
+class Median(Robust):
     """model + lr * the median of every coordinate (Yin et al. 2018, Option I)."""
 
     kind: Literal["median"] = "median"
-    needs_rows: ClassVar[bool] = True
-    weighable: ClassVar[bool] = False
 
     def aggregate(self, rows: Matrix, shares: Shares, exact: bool) -> Vector:
         return robust.median(rows)
 
 
-class TrimmedMean(Rule):
+class TrimmedMean(Robust):
     """model + lr * the mean of every coordinate without its extreme values (Yin et al. 2018, Option II)."""
 
     kind: Literal["trimmed-mean"] = "trimmed-mean"
-    needs_rows: ClassVar[bool] = True
-    weighable: ClassVar[bool] = False
-
     trim: float = Field(0.1, ge=0, lt=0.5, description="fraction of the values dropped at each end")
 
     def aggregate(self, rows: Matrix, shares: Shares, exact: bool) -> Vector:
         return robust.trimmed_mean(rows, self.trim)
 
 
-HERE = "fl_privacy.combine.rules:"
-NAMES = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedadam": "FedAdam", "fedyogi": "FedYogi"}
-ROBUST = {"median": "Median", "trimmed-mean": "TrimmedMean"}
-TARGETS = {kind: HERE + name for kind, name in (NAMES | ROBUST).items()}
-RULES: Registry[type[Rule]] = Registry("fl_privacy.rules", TARGETS, Rule)
+OURS = (FedAvg, FedProx, FedAdam, FedYogi, Median, TrimmedMean)
+NAMES = {rule.model_fields["kind"].default: f"{__name__}:{rule.__name__}" for rule in OURS}
+RULES: Registry[type[Rule]] = Registry("fl_privacy.rules", NAMES, Rule)
 
 
 class Combiner:
-    """A federation's rule at whoever holds a model, or a shard of one, and the optimiser's state."""
+    """A federation's rule and the optimiser's state, for the party that holds the model or a shard of it."""
 
     def __init__(self, federation: Federation) -> None:
         self._rule, self._exact = federation.combine, federation.reproducible

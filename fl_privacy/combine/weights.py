@@ -1,4 +1,4 @@
-"""How much an update counts by its privacy label (IntraShuffler, Equation 2): noisier ones count less."""
+"""The weight of an update by its privacy label (IntraShuffler, Equation 2): noisier updates count less."""
 
 from __future__ import annotations
 
@@ -23,13 +23,10 @@ def by_epsilon(epsilons: Sequence[float], delta: float) -> Weights:
 
 
 def by_precision(epsilons: Sequence[float], delta: float) -> Weights:
-    """In inverse proportion to the noise's variance: the least noisy mean of all."""
+    """In inverse proportion to the noise's variance: this gives the least noisy mean."""
     sigmas = {epsilon: gaussian.sigma(epsilon, delta) for epsilon in set(epsilons)}
     return np.array([sigmas[epsilon] ** -2 for epsilon in epsilons])
 
 
-RULES: dict[str, Callable[[Sequence[float], float], Weights]] = {
-    "equal": equal,
-    "epsilon": by_epsilon,
-    "precision": by_precision,
-}
+Weighting = Callable[[Sequence[float], float], Weights]
+RULES: dict[str, Weighting] = {"equal": equal, "epsilon": by_epsilon, "precision": by_precision}

@@ -1,23 +1,12 @@
 """The federation as YAML: the only source of truth for every process and engine."""
 
 from fl_privacy.choices import Model
-from fl_privacy.config.federation import (
-    ADDRESS,
-    MAX_SITES,
-    Address,
-    Federation,
-    Hosts,
-    Partition,
-    Site,
-    Task,
-    Training,
-    schema,
-)
+from fl_privacy.config.federation import Address, Federation, Hosts, Partition, Site, Task, Training, schema
 from fl_privacy.reading import NAME
 from fl_privacy.routes.server import ServerRoute
 from fl_privacy.routes.shards import ShardsRoute
 from fl_privacy.routes.shuffler import ShufflerRoute
 from fl_privacy.steps.privatise.ldp import Ldp
 
-__all__ = ["ADDRESS", "MAX_SITES", "NAME", "Address", "Federation", "Hosts", "Model", "Site", "schema"]
-__all__ += ["Ldp", "Partition", "ServerRoute", "ShardsRoute", "ShufflerRoute", "Task", "Training"]
+__all__ = ["NAME", "Address", "Federation", "Hosts", "Model", "Partition", "Site", "Task", "Training", "schema"]
+__all__ += ["Ldp", "ServerRoute", "ShardsRoute", "ShufflerRoute"]

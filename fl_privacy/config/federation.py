@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from fl_privacy.behaviours import BEHAVIOURS, Behaviour
-from fl_privacy.choices import Chosen, Model, Named
+from fl_privacy.choices import Chosen, Model
 from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.combine.rules import RULES, FedAvg, Rule
 from fl_privacy.config.checks import problems
@@ -69,7 +69,11 @@ class Training(Model):
 class Task(Model):
     """What the federation learns."""
 
-    dataset: Annotated[str, Named(TASKS)] = Field("digits", description="also one that an installed package adds")
+    dataset: str = Field(
+        "digits",
+        description="also one that an installed package adds",
+        json_schema_extra={"anyOf": [{"enum": [*TASKS.ours()]}, {"type": "string"}]},
+    )
     model: Literal["mlp", "lenet5", "cnn", "mobilecnn", "lstm", "own"] = Field(
         "mlp", description="`own`: the model that the data set brings"
     )
@@ -78,6 +82,13 @@ class Task(Model):
     )
     partition: Partition = Partition()
     train: Training = Training()
+
+    @field_validator("dataset")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in TASKS:
+            raise ValueError(f"unknown; use one of {', '.join(TASKS)}")
+        return name
 
 
 class Hosts(Model):

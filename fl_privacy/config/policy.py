@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -44,32 +45,25 @@ class Policy(BaseModel):
 
     def check(self, federation: Federation, site: str) -> None:
         """Raise if a federation asks for more than this policy allows."""
-        config = federation.site(site)
-        if federation.route.kind not in self.routes:
-            raise PolicyError(
-                f"policy: route {federation.route.kind!r} is not allowed here; allowed: {', '.join(self.routes)}"
-            )
-        if federation.task.dataset not in self.tasks:
-            raise PolicyError(
-                f"policy: task {federation.task.dataset!r} is not allowed here; allowed: {', '.join(self.tasks)}"
-            )
+        for problem in self._problems(federation, federation.site(site).epsilon):
+            raise PolicyError(f"policy: {problem}")
+
+    def _problems(self, federation: Federation, epsilon: float | None) -> Iterator[str]:
+        route, task, unit = federation.route.kind, federation.task.dataset, federation.unit
+        if route not in self.routes:
+            yield f"route {route!r} is not allowed here; allowed: {', '.join(self.routes)}"
+        if task not in self.tasks:
+            yield f"task {task!r} is not allowed here; allowed: {', '.join(self.tasks)}"
         if federation.reproducible and self.noise:
-            raise PolicyError("policy: a reproducible run is not private, and this site requires noise")
+            yield "a reproducible run is not private, and this site requires noise"
         if federation.audit and not self.audit:
-            raise PolicyError("policy: audit is not allowed here, because it records updates without noise; use false")
-        unit = federation.unit
-        if unit is None:
-            if self.noise:
-                raise PolicyError("policy: updates must be privatised here, but privatise.kind is none")
-            return
-        if unit not in self.units:
-            raise PolicyError(
-                f"policy: {federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
-            )
-        if config.epsilon is None or config.epsilon > self.epsilon_per_round:
-            raise PolicyError(
-                f"policy: epsilon {config.epsilon} per round is more than the {self.epsilon_per_round:g} allowed here"
-            )
+            yield "audit is not allowed here, because it records updates without noise; use false"
+        if unit is None and self.noise:
+            yield "updates must be privatised here, but privatise.kind is none"
+        if unit is not None and unit not in self.units:
+            yield f"{federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
+        if unit is not None and (epsilon is None or epsilon > self.epsilon_per_round):
+            yield f"epsilon {epsilon} per round is more than the {self.epsilon_per_round:g} allowed here"
 
 
 def open_ledger(federation: Federation, site: str, state: Path) -> Ledger:

@@ -1,9 +1,9 @@
 """`python -m fl_privacy.deploy.confine --write DIR... --read DIR... -- COMMAND`: run a command that sees few files.
 
-Whoever submits a run ships code that SuperNodes execute. By Landlock (Linux 5.13) such a process and all it starts see
-this Python, the system's libraries and the folders named, and can look into no process outside: a site's keys, data and
-ledger are out of its reach although they belong to the same user. It takes no privilege. Connecting to a socket is not
-held back, and the worker's socket is all that the ClientApp needs.
+SuperNodes execute code that comes with a run. Landlock (Linux 5.13) limits such a process and all its children to this
+Python, the system's libraries and the named folders, and hides all other processes from it: a site's keys, data and
+ledger are out of its reach although they belong to the same user. This needs no privileges. Connecting to sockets
+stays possible, and the worker's socket is all that the ClientApp needs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 VERSION_FLAG = 1
 PATH_BENEATH = 1
 PR_SET_NO_NEW_PRIVS = 38
-# Rights by the version that brought them: the 13 of the first, then refer, truncate, ioctl on devices.
+# Rights by the Landlock version that introduced them: 13 in the first, then refer, truncate, ioctl on devices.
 FILE_RIGHTS = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 READ = EXECUTE | READ_FILE | READ_DIR
-# Of /proc, only what is about the machine: by the rest processes could be looked into, their environment at least.
+# Of /proc, only what describes the machine: the rest exposes other processes, at least their environment.
 PROC = ("cpuinfo", "meminfo", "stat", "uptime", "loadavg", "version", "filesystems", "sys")
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/sys", *(f"/proc/{name}" for name in PROC))
 PACKAGES = ("fl_privacy", "client_app")
@@ -41,14 +41,14 @@ class _Beneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Landlock's version in this kernel; 0 where there is none."""
+    """This kernel's Landlock version; 0 if it has none."""
     if sys.platform != "linux":
         return 0
     return max(0, int(_libc().syscall(CREATE_RULESET, None, 0, VERSION_FLAG)))
 
 
 def confine(read: Iterable[Path], write: Iterable[Path]) -> None:
-    """This process and its children from now on see these paths alone."""
+    """From now on, this process and its children see only these paths."""
     libc, abi = _libc(), version()
     if abi == 0:
         raise OSError("this kernel has no Landlock")
@@ -60,7 +60,7 @@ def confine(read: Iterable[Path], write: Iterable[Path]) -> None:
             _allow(libc, ruleset, path, READ & rights)
         for path in write:
             _allow(libc, ruleset, path, rights & ~IOCTL)
-        _allow(libc, ruleset, HERE, READ_DIR)  # to find our packages in; files beside them cannot be read
+        _allow(libc, ruleset, HERE, READ_DIR)  # to find our packages; other files in it stay unreadable
         _checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         _checked(libc.syscall(RESTRICT_SELF, ruleset, 0))
     finally:
@@ -68,7 +68,7 @@ def confine(read: Iterable[Path], write: Iterable[Path]) -> None:
 
 
 def wrapped(command: list[str], read: Iterable[Path], write: Iterable[Path]) -> list[str]:
-    """The command, confined where this kernel can."""
+    """The command, confined if this kernel supports it."""
     if version() == 0:
         return command
     options = [f"--read={path}" for path in read] + [f"--write={path}" for path in write]
@@ -79,7 +79,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there needs no permission
+        return  # a missing path needs no permission
     try:
         if not path.is_dir():
             rights &= EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL
@@ -101,7 +101,7 @@ def _checked(result: int) -> int:
 
 
 def _python() -> list[Path]:
-    """This environment, the installation below it, and our packages where they are not installed into it."""
+    """This environment, its base installation, and our packages if they are not installed in it."""
     ours = [HERE / name for name in PACKAGES]
     return [Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent, *ours]
 

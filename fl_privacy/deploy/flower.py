@@ -1,4 +1,4 @@
-"""All contact with Flower's own processes and control API, in one place: it is pinned to one Flower version."""
+"""Everything that touches Flower's processes and control API; it is pinned to one Flower version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START = 60.0
 
 
 def program(name: str) -> str:
-    """A Flower program of this very environment."""
+    """A Flower program of this environment."""
     return str(Path(sys.executable).with_name(name))
 
 
@@ -38,9 +38,9 @@ def superlink(address: str, keys: Keyring, database: Path) -> list[str]:
 
 
 def superlink_behind_gate(address: str, local: LocalKeys, database: Path, secret: Path) -> list[str]:
-    """The command of a SuperLink that runs nothing itself: a SuperExec that knows the secret runs ServerApps.
+    """The command of a SuperLink that runs no apps: a SuperExec that knows the secret runs the ServerApps.
 
-    Its certificate is for loopback only, where the gate dials it: it has no other callers.
+    Its certificate is for loopback only, where the gate, its only caller, connects to it.
     """
     command = _superlink(address, (local.certificate, local.key, local.certificate), database)
     return [*command, "--enable-supernode-auth", "--isolation", "process", "--superexec-auth-secret-file", str(secret)]
@@ -56,7 +56,7 @@ def _superlink(address: str, tls: tuple[Path, Path, Path], database: Path) -> li
 
 
 def superexec(relay: str, certificate: Path, secret: Path) -> list[str]:
-    """The command that runs ServerApps on this machine, for a SuperLink behind `relay`."""
+    """The command of the process that runs ServerApps on this machine, for a SuperLink behind `relay`."""
     command = [program("flower-superexec"), "--runtime-api-address", relay, "--root-certificates", str(certificate)]
     return [*command, "--superexec-auth-secret-file", str(secret)]
 
@@ -76,21 +76,21 @@ def gate(listen: str, superlink: str, local: LocalKeys, keys: Keyring, federatio
 
 
 def direct(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Environment in which no proxy comes between Flower's programs and this machine's loopback."""
+    """Environment variables that keep Flower's loopback connections from going through a proxy."""
     names = [name for key in ("NO_PROXY", "no_proxy") for name in environ.get(key, "").split(",") if name.strip()]
     value = ",".join(dict.fromkeys([*names, "127.0.0.1", "localhost"]))
     return {"NO_PROXY": value, "no_proxy": value}
 
 
 def supernode(superlink: str, authority: Path, key: Path, port: int, worker: Path) -> list[str]:
-    """A SuperNode's command: all it knows of its site is the worker's socket."""
+    """A SuperNode's command. The worker's socket is all that it knows about its site."""
     command = [program("flower-supernode"), "--superlink", superlink, "--root-certificates", str(authority)]
     command += ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(port)]
     return [*command, "--node-config", f'worker="{worker}"']
 
 
 def node_key(path: Path) -> bytes:
-    """A SuperNode's own key: authenticates it to the SuperLink, opens nothing else; returns the public half."""
+    """Make a SuperNode's own key, which only authenticates it to the SuperLink; returns the public half."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_secret(
         path,
@@ -102,7 +102,7 @@ def node_key(path: Path) -> bytes:
 
 
 def build_app(folder: Path = APP) -> bytes:
-    """The app bundle (FAB) of a folder. Ours has one file, its pyproject.toml."""
+    """The app bundle (FAB) of a folder. Ours contains only a pyproject.toml."""
     from flwr.cli.build import build_fab_from_disk
 
     return bytes(build_fab_from_disk(folder))
@@ -111,8 +111,8 @@ def build_app(folder: Path = APP) -> bytes:
 def simulate(config: Mapping[str, str], sites: int, backend: Any) -> None:
     """Run our app on Flower's Simulation Runtime, in this process, until its ServerApp ends.
 
-    This is the call that SuperLink, SuperExec and flwr-simulation come down to, which take seconds to start, each. The
-    runtime knows one backend, Ray's, which it imports by name when it starts: `backend` takes its place.
+    `flwr run` ends in this call too, after it has started SuperLink, SuperExec and flwr-simulation, seconds later. The
+    runtime has no setting for a backend other than Ray's, which it imports by name: `backend` is put in its place.
     """
     from flwr.app import Context, RecordDict
     from flwr.common.config import get_fused_config_from_dir, get_project_config
@@ -154,7 +154,7 @@ class Status:
 
 
 class Unanswered(LaunchError):
-    """The SuperLink did not come into reach in time."""
+    """The SuperLink could not be reached in time."""
 
 
 class Control:
@@ -174,7 +174,7 @@ class Control:
         )
 
     def wait(self, alive: Callable[[], None], seconds: float = START) -> None:
-        """Until the SuperLink answers; `alive` raises if it has died."""
+        """Wait until the SuperLink answers; `alive` raises if it has died."""
         from flwr.proto.control_pb2 import ListRunsRequest
 
         until = time.monotonic() + seconds
@@ -194,7 +194,7 @@ class Control:
         self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
 
     def nodes(self) -> dict[bytes, int]:
-        """The SuperNodes that are registered: public key to Flower's id."""
+        """The registered SuperNodes: public key to Flower's id."""
         from flwr.proto.control_pb2 import ListNodesRequest
 
         listed = self._client.ListNodes(ListNodesRequest()).nodes_info
@@ -221,17 +221,17 @@ class Control:
         return self.start_again()
 
     def start_again(self) -> int:
-        """Submit the last run once more, under a new id; the ServerApp goes on from its last checkpoint."""
+        """Submit the last run again under a new id; the ServerApp resumes from its last checkpoint."""
         try:
             reply = self._client.StartRun(self._asked)
         except httpx.HTTPError as error:
-            raise LaunchError(f"superlink {self._address}: did not take the run ({error}); try again") from None
+            raise LaunchError(f"superlink {self._address}: did not accept the run ({error}); try again") from None
         if not reply.HasField("run_id"):
             raise LaunchError("superlink: did not start the run; see its log")
         return int(reply.run_id)
 
     def status(self, run: int) -> Status:
-        """`flwr run` and its kin return 0 on a failed run: only this tells."""
+        """How a run is doing. Flower's own commands return 0 even if a run failed."""
         from flwr.proto.control_pb2 import ListRunsRequest
 
         found = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status

@@ -1,4 +1,4 @@
-"""What the ServerApp finds on its own disk: where the federation's config, keys and peers are."""
+"""What the ServerApp reads from its own disk: where the federation's config, keys and peers are."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ServerPlan(BaseModel):
 
     @classmethod
     def of(cls, place: Place, run_dir: Path, log: Path, invite_every_round: bool = False) -> ServerPlan:
-        """The plan of a run, from where the server lives."""
+        """The plan of a run for the server at `place`."""
         return cls(
             run=run_dir.name,
             run_dir=run_dir,

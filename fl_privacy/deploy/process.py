@@ -1,4 +1,4 @@
-"""How a middleware process starts and stops: arguments, listening, a clean end on a signal."""
+"""How a middleware process starts and stops: arguments, listening, a clean exit on a signal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STOP_GRACE = 2.0
 def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--config", type=Path, required=True, help="the federation's YAML")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one and logs it")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 picks a free port and logs it")
     parser.add_argument("--keys", type=Path, required=True, help="folder with key.pem, cert.pem and ca.pem")
     parser.add_argument(
         "--view", type=Path, help="where to record its view, with `audit: true`; {run} is the run's name"
@@ -43,7 +43,7 @@ def recorder(options: argparse.Namespace, federation: Federation, observer: str)
 
 
 def run(service: str, make: Callable[[Federation], Any], options: argparse.Namespace, log: Log) -> int:
-    """Read the federation, make the servicer, serve; the exit code."""
+    """Read the federation, make the servicer and serve; returns the exit code."""
     try:
         log.keep(options.events)
         servicer = make(Federation.load(options.config))

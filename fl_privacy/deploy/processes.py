@@ -1,4 +1,4 @@
-"""Child processes that never outlive us: own groups, one log each, recorded pids, stopped in order."""
+"""Child processes that never outlive us: own process groups, one log each, recorded pids, an ordered stop."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fl_privacy.errors import LaunchError
 from fl_privacy.ops.tail import Tail
 
 TERM_GRACE = 8.0
-ORPHAN_GRACE = 1.0  # Flower's executors would wait longer for their parents to come back
+ORPHAN_GRACE = 1.0  # Flower's executors would wait longer for their parents to return
 POLL = 0.05
 OLD_LOGS = 9
 LARGEST_LOG = 10 * 2**20
-OWN_LOG = "serve"  # what `site start` has the serving process write to
+OWN_LOG = "serve"  # where `site start` sends the output of the serving process
 PR_SET_PDEATHSIG = 1
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -48,7 +48,7 @@ class Child:
     _family: dict[int, float] = field(default_factory=dict)
 
     def remember_family(self) -> None:
-        """Note descendants while they can still be found: Flower's executors leave our process group."""
+        """Remember descendants while they can still be found: Flower's executors leave our process group."""
         try:
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 self._family[child.pid] = child.create_time()
@@ -56,7 +56,7 @@ class Child:
             return
 
     def family(self) -> Iterator[psutil.Process]:
-        """Descendants still alive; a reused pid is not one of them."""
+        """Descendants that are still alive; a reused pid does not count."""
         for pid, born in self._family.items():
             try:
                 process = psutil.Process(pid)
@@ -66,7 +66,7 @@ class Child:
                 continue
 
     def signal(self, number: signal.Signals) -> None:
-        """To the whole group and to every descendant that left it."""
+        """Signal the whole group and every descendant that left it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
         for process in self.family():
@@ -74,7 +74,7 @@ class Child:
                 process.send_signal(number)
 
     def tail(self, lines: int = 3) -> str:
-        """The end of its log, for an error message: the reason it gave, or else its last lines."""
+        """For an error message: the reason that the process logged, or else the last lines of its log."""
         reasons = [
             e["reason"] for e in Tail(self.log).poll() if e.get("event") in ("error", "failed") and e.get("reason")
         ]
@@ -97,7 +97,7 @@ class Fleet:
     def start(
         self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, confined: bool = False
     ) -> Child:
-        """Start a process; `confined` ones (they run code that the run's submitter ships) lose root's capabilities."""
+        """Start a process; `confined` ones, which run code that comes with a run, lose root's capabilities."""
         log = self.log(name)
         full = [*_without_capabilities(), *command] if confined else list(command)
         with log.open("ab") as output:
@@ -116,14 +116,14 @@ class Fleet:
         return self.children[name]
 
     def log(self, name: str) -> Path:
-        """A new log; a resumed run keeps the last few old ones, of which 1 is the newest."""
+        """A new log file; the last few old ones are kept, and number 1 is the newest."""
         log = self._logs / f"{name}.log"
         if log.exists():
             log.rename(self._first_old(name))
         return log
 
     def _first_old(self, name: str) -> Path:
-        """The place of the newest old log; the others have moved on by one, and the oldest is gone."""
+        """Make room for the newest old log: the others move on by one, and the oldest is deleted."""
         places = [self._logs / f"{name}.{number}.log" for number in range(1, OLD_LOGS + 1)]
         for old, new in reversed(list(pairwise(places))):
             if old.exists():
@@ -131,16 +131,16 @@ class Fleet:
         return places[0]
 
     def trim(self, largest: int = LARGEST_LOG) -> None:
-        """Put the logs of long-lived processes aside when they have grown; they write on at the new end."""
+        """Rotate the logs of long-lived processes once they are large; the processes keep writing to the same file."""
         for name in (*self.children, OWN_LOG):
             log = self._logs / f"{name}.log"
             if log.exists() and log.stat().st_size > largest:
-                with suppress(OSError):  # a full disk stops nobody
+                with suppress(OSError):  # a full disk must not stop anybody
                     shutil.copyfile(log, self._first_old(name))
                 os.truncate(log, 0)
 
     def wait_for(self, name: str, event: str, timeout: float) -> dict[str, Any]:
-        """The first such event in a process's log; it must come while the process lives."""
+        """The first such event in a process's log; an error if the process ends before it."""
         child, until = self.children[name], time.monotonic() + timeout
         tail = Tail(child.log)
         while True:
@@ -150,7 +150,7 @@ class Fleet:
             if child.process.poll() is not None:
                 raise LaunchError(f"{name} did not start: {child.tail()}")
             if time.monotonic() > until:
-                raise LaunchError(f"{name} said nothing for {timeout:g} s; see {child.log}")
+                raise LaunchError(f"{name} did not start within {timeout:g} s; see {child.log}")
             time.sleep(POLL)
 
     def check(self) -> None:
@@ -161,7 +161,7 @@ class Fleet:
                 raise LaunchError(f"{child.name} ended with {code}: {child.tail()} (log: {child.log})")
 
     def stop(self, *prefixes: str) -> None:
-        """End processes whose names begin so (all, without a prefix), gently and then for certain."""
+        """Stop processes by the prefix of their names (all without one): SIGTERM first, then SIGKILL."""
         chosen = [c for n, c in self.children.items() if not prefixes or n.startswith(prefixes)]
         for child in chosen:
             child.remember_family()
@@ -182,13 +182,13 @@ class Fleet:
 
 
 def die_with_parent() -> None:
-    """Ask Linux to end the child when we are killed outright; elsewhere nothing can be asked."""
+    """On Linux, have the kernel end the child if we are killed; other systems cannot."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _path() -> str:
-    """Flower's programs start each other by name: this environment's come first."""
+    """Flower's programs start each other by name: those of this environment come first."""
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
 
@@ -197,7 +197,7 @@ def _alive(child: Child) -> bool:
 
 
 def _without_capabilities() -> list[str]:
-    """As root, drop every capability: files of other users are then out of reach. Other users have none to drop."""
+    """As root, drop every capability, so that other users' files are out of reach; other users have none to drop."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         return []
     return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]

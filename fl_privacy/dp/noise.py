@@ -152,17 +152,6 @@ def standard_normal(
     return out
 
 
-def uniform(size: int, key: bytes) -> NDArray[np.float64]:
-    """`size` independent multiples of 2^-53 in [0, 1), all equally likely, from a single-use `key`."""
-    _check_count("size", size)
-    check_key(key)
-    out, stream = np.empty(size, np.float64), Words(key)
-    for first in range(0, size, BLOCK):
-        part = out[first : first + BLOCK]
-        part[:] = _fractions(stream.take(part.size))
-    return out
-
-
 def poisson_sample(count: int, rate: float, key: bytes) -> NDArray[np.int64]:
     """The chosen indices below `count`, each sampled independently with probability `rate`; `key` is single-use.
 

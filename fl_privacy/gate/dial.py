@@ -1,4 +1,4 @@
-"""Dial the gate: directly or through an HTTP proxy, with our certificate, and only if it is our federation's."""
+"""Connect to our federation's gate with our certificate, directly or through an HTTP proxy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: [^\r\n]*)?")
 
 
 class Unreachable(Exception):
-    """Why the gate cannot be reached; `cause` is one word of a few."""
+    """Why the gate cannot be reached; `cause` is one of a few words."""
 
     def __init__(self, cause: str, reason: str) -> None:
         super().__init__(reason)
@@ -37,9 +37,9 @@ def proxy_address(url: str) -> tuple[str, int]:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise LaunchError("proxy: not a URL; give http://host:port") from None
+        raise LaunchError("proxy: not a URL; use http://host:port") from None
     if parts.username is not None or parts.password is not None:
-        raise LaunchError("proxy: a user or password does not belong on a command line; give http://host:port")
+        raise LaunchError("proxy: a user or password does not belong on a command line; use http://host:port")
     if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in ("", "/") or parts.query:
         raise LaunchError(f"proxy {url!r}: must be http://host:port")
     return parts.hostname, port
@@ -47,7 +47,7 @@ def proxy_address(url: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Gateway:
-    """Where the gate is, and how we get there."""
+    """Where the gate is, and how to reach it."""
 
     target: tuple[str, int]
     keys: Keyring
@@ -62,7 +62,7 @@ class Gateway:
         return cls(target, keys, proxy, tls.own_identity(keys), contexts)
 
     async def dial(self) -> Stream:
-        """A connection on which the gate has shown who it is; whether it takes us shows when it answers."""
+        """A connection to a gate whose identity was checked; whether it accepts us shows in its first answer."""
         sock = await _connect(*(self.proxy or self.target), "proxy" if self.proxy else "superlink")
         try:
             if self.proxy:
@@ -80,7 +80,9 @@ class Gateway:
             raise Unreachable("their_certificate", str(error)) from None
         if peer.federation != self.own.federation or not ROLES[peer.role].has_gate:
             await close(stream[1])
-            raise Unreachable("their_certificate", f"{peer.uri} answers, not the superlink of {self.own.federation!r}")
+            raise Unreachable(
+                "their_certificate", f"{peer.uri} answered instead of the superlink of {self.own.federation!r}"
+            )
         return stream
 
     async def _handshake(self, sock: socket.socket) -> Stream:
@@ -98,14 +100,14 @@ class Gateway:
 
 
 def explain(error: OSError) -> Unreachable:
-    """What went wrong on a connection, or in its handshake."""
+    """The reason why a connection or its handshake failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Unreachable("their_certificate", f"the superlink's certificate: {error.verify_message}")
     if isinstance(error, ssl.SSLError):
         reason = (error.reason or str(error)).lower().replace("_", " ")
         if "alert" in reason:
             return Unreachable("our_certificate", f"the superlink refused our certificate: {reason}; renew it")
-        return Unreachable("tls", f"no TLS with the superlink: {reason}")
+        return Unreachable("tls", f"TLS with the superlink failed: {reason}")
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         return Unreachable("timed_out", "timed out")
     if isinstance(error, ConnectionAbortedError) and "handshake" in str(error):
@@ -145,7 +147,7 @@ async def _connect(host: str, port: int, what: str) -> socket.socket:
 
 
 async def _tunnel(sock: socket.socket, target: str) -> None:
-    """Ask a proxy for a connection; nothing may come after its answer until we have spoken."""
+    """Ask a proxy for a connection; after its answer, nothing may arrive before we send."""
     loop = asyncio.get_running_loop()
     answer = b""
     try:
@@ -154,12 +156,12 @@ async def _tunnel(sock: socket.socket, target: str) -> None:
             while not answered(answer):
                 data = await loop.sock_recv(sock, PROXY_BYTES)
                 if not data:
-                    raise Unreachable("proxy", "the proxy's answer to CONNECT is no HTTP")
+                    raise Unreachable("proxy", "the proxy's answer to CONNECT is not HTTP")
                 answer += data
     except TimeoutError:
         raise Unreachable("proxy", "the proxy did not answer CONNECT in time") from None
     except OSError as error:
-        raise Unreachable("proxy", f"the proxy broke off: {error.strerror or error}") from None
+        raise Unreachable("proxy", f"the proxy closed the connection: {error.strerror or error}") from None
     check_answer(answer, target)
 
 
@@ -168,17 +170,17 @@ def connect_request(target: str) -> bytes:
 
 
 def answered(answer: bytes) -> bool:
-    """Whether a proxy's answer is all there."""
+    """Whether a proxy's answer is complete."""
     if len(answer) > PROXY_BYTES:
-        raise Unreachable("proxy", "the proxy's answer to CONNECT is no HTTP")
+        raise Unreachable("proxy", "the proxy's answer to CONNECT is not HTTP")
     return b"\r\n\r\n" in answer
 
 
 def check_answer(answer: bytes, target: str) -> None:
-    """Raise unless a proxy has made the connection."""
+    """Raise unless the proxy made the connection."""
     head, _, rest = answer.partition(b"\r\n\r\n")
     status = _STATUS.fullmatch(head.split(b"\r\n")[0])
     if status and not status[1].startswith(b"2"):
         raise Unreachable("proxy", f"the proxy answered {status[1].decode()} to CONNECT {target}; ask its operator")
     if not status or rest:
-        raise Unreachable("proxy", "the proxy's answer to CONNECT is no HTTP")
+        raise Unreachable("proxy", "the proxy's answer to CONNECT is not HTTP")

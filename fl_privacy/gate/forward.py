@@ -1,4 +1,4 @@
-"""HTTP of the gate: what each role may ask, and requests passed on, rebuilt, with bodies streamed and bounded."""
+"""HTTP of the gate: which requests a role may send, and forwarding them with streamed, bounded bodies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fl_privacy.ops.metrics import OFF, Metrics
 from fl_privacy.roles import ROLES
 
 HEAD_BYTES = 16 * 1024
-BODY_BYTES = 64 * 1024 * 1024  # Flower cuts arrays into objects of 5 MiB, and an app bundle has at most 10
+BODY_BYTES = 64 * 1024 * 1024  # Flower splits arrays into objects of 5 MiB, and an app bundle has at most 10 MiB
 IDLE = 75.0
 HEAD = 10.0
 STALL = 30.0
@@ -27,7 +27,7 @@ GRACE = 60.0
 SLOWEST = 1024  # bytes a second
 ANSWER = 60.0
 LINGER = 0.5
-FRESH = 2.0  # the SuperLink closes connections that were idle for 5 s
+FRESH = 2.0  # the SuperLink closes connections after 5 idle seconds
 
 _TARGET = re.compile(rb"/v1/(fleet|control|runtime)/[a-z0-9-]{1,64}|/(health)")
 _PASSED = re.compile(
@@ -38,7 +38,7 @@ _OF_ONE_HOP = (b"connection", b"keep-alive", b"proxy-authenticate", b"server", b
 
 
 class Refused(Exception):
-    """A request that gets an error instead of being passed on."""
+    """A request that gets an error instead of being forwarded."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -50,7 +50,7 @@ class Gone(Exception):
 
 
 class Away(Exception):
-    """The SuperLink cannot be reached, or broke off."""
+    """The SuperLink cannot be reached, or closed the connection."""
 
 
 def check(request: h11.Request, role: str) -> None:
@@ -59,16 +59,16 @@ def check(request: h11.Request, role: str) -> None:
     if request.http_version != b"1.1":
         raise Refused(400, "not HTTP/1.1")
     if b"content-length" in names and b"transfer-encoding" in names:
-        raise Refused(400, "two framings of one body")
+        raise Refused(400, "both content-length and transfer-encoding")
     if any(name in names for name in _REFUSED):
-        raise Refused(400, "a header that is not taken")
+        raise Refused(400, "a header that is not allowed")
     if any(_PASSED.fullmatch(name) and names.count(name) > 1 for name in names):
-        raise Refused(400, "a header twice")
+        raise Refused(400, "a repeated header")
     found = _TARGET.fullmatch(request.target)
     methods = (b"POST",) if found and found[1] else (b"GET", b"HEAD")
     api = (found[1] or found[2]).decode() if found else ""
     if request.method not in methods or api not in ROLES[role].apis:
-        raise Refused(403, f"a {role} may not ask this")
+        raise Refused(403, f"a {role} may not send this request")
     if any(name == b"content-length" and int(value) > BODY_BYTES for name, value in request.headers):
         raise Refused(413, "body too large")
 
@@ -83,7 +83,7 @@ class Caller:
         self._answered = self._head_only = False
 
     async def request(self) -> h11.Request | None:
-        """The next request; None at the end."""
+        """The next request; None if there is none."""
         until = time.monotonic() + (HEAD if self._http.trailing_data[0] else IDLE)
         begun = False
         while (event := self._next()) is h11.NEED_DATA:
@@ -99,7 +99,7 @@ class Caller:
         return event
 
     async def body(self) -> AsyncIterator[bytes]:
-        """The request's body as it comes."""
+        """The request's body as it arrives."""
         began, size = time.monotonic(), 0
         while not isinstance(event := self._next(), h11.EndOfMessage):
             if isinstance(event, h11.Data):
@@ -113,7 +113,7 @@ class Caller:
                 raise Gone
 
     async def watch(self) -> None:
-        """Returns when more has come, raises when the caller has left: nobody waits for this answer then."""
+        """Return when more data arrives; raise if the caller has left, so that nobody waits for the answer."""
         data = await self._take()
         if not data:
             raise Gone
@@ -131,12 +131,12 @@ class Caller:
             raise Gone from None
 
     async def refuse(self, refused: Refused) -> None:
-        """The last answer of this connection, unless another had begun; what still comes is thrown away."""
+        """Send an error as the last answer of this connection, unless another has begun; drop further input."""
         if self._answered or self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         text = str(refused).encode() + b"\n"
         headers = [("content-type", "text/plain"), ("content-length", str(len(text))), ("connection", "close")]
-        headers.append(("date", formatdate(usegmt=True)))  # by which `preflight` compares clocks
+        headers.append(("date", formatdate(usegmt=True)))  # `preflight` compares clocks with it
         with suppress(Gone, TimeoutError):
             await self.send(h11.Response(status_code=refused.status, headers=headers))
             await self.send(h11.Data(data=b"" if self._head_only else text))
@@ -147,7 +147,7 @@ class Caller:
                         break
 
     def next(self) -> bool:
-        """Whether the connection can take another request."""
+        """Whether the connection can serve another request."""
         if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
             return False
         self._http.start_next_cycle()
@@ -203,7 +203,7 @@ class Upstream:
         return fresh and self._http.our_state is h11.IDLE
 
     async def ask(self, request: h11.Request) -> None:
-        """The request's head, of nothing but what is known."""
+        """Send the request's head with known headers only."""
         headers = [(b"host", self._host)]
         for name, value in request.headers:
             if name in (b"content-length", b"transfer-encoding") or _PASSED.fullmatch(name):
@@ -217,14 +217,14 @@ class Upstream:
                 async with asyncio.timeout(ANSWER):
                     await self._writer.drain()
         except (OSError, TimeoutError, h11.LocalProtocolError):
-            raise Away("broke off") from None
+            raise Away("connection closed") from None
 
     async def head(self) -> h11.Response:
         try:
             async with asyncio.timeout(ANSWER):
                 while not isinstance(event := await self._event(), h11.Response):
                     if not isinstance(event, h11.InformationalResponse):
-                        raise Away("broke off")
+                        raise Away("connection closed")
         except TimeoutError:
             raise Away("no answer") from None
         return event
@@ -232,11 +232,11 @@ class Upstream:
     async def body(self) -> AsyncIterator[bytes]:
         while not isinstance(event := await self._event(), h11.EndOfMessage):
             if not isinstance(event, h11.Data):
-                raise Away("broke off")
+                raise Away("connection closed")
             yield bytes(event.data)
 
     def next(self) -> None:
-        """Make ready for another request, if both sides are done."""
+        """Get ready for another request if both sides are done."""
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
             self._used = time.monotonic()
@@ -249,19 +249,19 @@ class Upstream:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._reader.read(CHUNK))
         except (OSError, h11.RemoteProtocolError):
-            raise Away("broke off") from None
+            raise Away("connection closed") from None
         return event
 
 
 async def forward(caller: Caller, upstream: Upstream, request: h11.Request, last: bool) -> None:
-    """One request and its answer, both streamed; `last` tells the caller to dial anew for the next."""
+    """Forward one request and its answer, both streamed; `last` asks the caller to reconnect for the next."""
     await upstream.ask(request)
     feeding = asyncio.create_task(_feed(caller, upstream))
     answering = asyncio.create_task(_answer(caller, upstream, last))
     try:
         await asyncio.wait((feeding, answering), return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
-            # The SuperLink may answer and hang up before it has read the whole body.
+            # The SuperLink may answer and close the connection before it has read the whole body.
             with suppress(Away):
                 feeding.result()
         await answering

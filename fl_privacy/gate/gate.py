@@ -1,6 +1,6 @@
-"""`python -m fl_privacy.gate.gate`: in front of a SuperLink, whose control API knows no callers.
+"""`python -m fl_privacy.gate.gate`: stands in front of a SuperLink, whose control API has no authentication.
 
-Mutual TLS tells who calls. A site reaches the Fleet API and nothing else, the server reaches everything.
+Mutual TLS identifies the caller. A site can use the Fleet API only, the server can use everything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fl_privacy.roles import ROLES
 CONNECTIONS = 512
 CONNECTIONS_OF_ONE = 64
 HANDSHAKES_OF_ONE = 32  # at once from one address
-AGE = 300.0  # then a caller must dial anew, and shows its renewed certificate
+AGE = 300.0  # then a caller must reconnect, with its renewed certificate
 REPEAT = 60.0
 REMEMBERED = 1024
 UNKNOWN, FORBIDDEN, MANY, WRONG = "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"
@@ -40,7 +40,7 @@ EARLY, EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIR
 
 
 class Refusals:
-    """The event `refused`, not more than once a minute for the same caller and reason; metrics count all."""
+    """Logs the event `refused` at most once a minute for the same caller and reason; metrics count all of them."""
 
     def __init__(self, log: Log, metrics: Metrics) -> None:
         self._log, self._metrics = log, metrics
@@ -64,7 +64,7 @@ class Refusals:
 
 
 class Gate:
-    """Takes connections, finds out whose they are, and passes on what they may ask."""
+    """Accepts connections, identifies the callers, and forwards the requests that they may send."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Gate:
         self._reachable: bool | None = None
 
     async def handle(self, sock: socket.socket, caller: str) -> None:
-        """One accepted connection, to its end."""
+        """Serve one accepted connection until it ends."""
         if self._handshakes[caller] >= HANDSHAKES_OF_ONE or self._handshakes.total() >= CONNECTIONS:
             sock.close()
             self._refused(MANY, "handshake", "too many handshakes at once", caller)
@@ -122,7 +122,7 @@ class Gate:
             self._keys.refuse_revoked(certificate)
         except Refused as refused:
             self._refused(FORBIDDEN, "role", str(refused), caller, identity)
-            await calls.refuse(refused)  # with the date, by which its `preflight` compares clocks
+            await calls.refuse(refused)  # the answer has a date, with which `preflight` compares clocks
             return
         except (FederationError, ValueError) as error:
             self._refused(FORBIDDEN, field, str(error), caller, identity)
@@ -143,9 +143,9 @@ class Gate:
 
     def _admit(self, identity: Identity) -> None:
         if identity.federation != self._federation:
-            raise ProtocolError("PERMISSION_DENIED", f"certificate: of federation {identity.federation!r}")
+            raise ProtocolError("PERMISSION_DENIED", f"certificate: belongs to federation {identity.federation!r}")
         if not ROLES[identity.role].apis:
-            raise Refused(403, f"certificate: a {identity.role} has no business here")
+            raise Refused(403, f"certificate: a {identity.role} may not use the SuperLink")
 
     async def _requests(self, calls: Caller, identity: Identity, certificate: x509.Certificate, caller: str) -> None:
         upstream: Upstream | None = None
@@ -154,7 +154,7 @@ class Gate:
             while (request := await calls.request()) is not None:
                 self._keys.refuse_revoked(certificate)
                 if (request.method, request.target) == GREETING:
-                    await calls.refuse(Refused(403, "nothing is here"))  # with the date, which `preflight` asks for
+                    await calls.refuse(Refused(403, "not found"))  # the answer has a date, which `preflight` asks for
                     return
                 check(request, identity.role)
                 if upstream is None or not upstream.usable:
@@ -171,7 +171,7 @@ class Gate:
             self._refused(FORBIDDEN, "revoked", str(error), caller, identity)
         except Away as away:
             self._saw(False, str(away))
-            await calls.refuse(Refused(503, "the SuperLink is away"))
+            await calls.refuse(Refused(503, "the SuperLink is unreachable"))
         except Gone:
             return
         finally:
@@ -184,23 +184,23 @@ class Gate:
         return upstream
 
     def _saw(self, reachable: bool, reason: str = "") -> None:
-        """Log that the SuperLink came or went, once."""
+        """Log once when the SuperLink becomes reachable or unreachable."""
         if reachable != self._reachable:
             self._reachable = reachable
             self._log("connected") if reachable else self._log("unreachable", reason=f"SuperLink: {reason}")
 
 
 def _fault(error: ssl.SSLError) -> str:
-    """What was wrong with a handshake, in one word of a few."""
+    """Why a handshake failed, as one of a few words."""
     code = getattr(error, "verify_code", 0)
     return {0: "handshake", EARLY: "early", EXPIRED: "expired"}.get(code, "foreign")
 
 
 async def main(log: Log) -> None:
     parser = Arguments(prog="fl_privacy.gate.gate", description="The gate in front of a SuperLink")
-    parser.add_argument("--listen", required=True, help="HOST:PORT; port 0 takes a free one and logs it")
+    parser.add_argument("--listen", required=True, help="HOST:PORT; port 0 picks a free port and logs it")
     parser.add_argument("--superlink", required=True, help="HOST:PORT of the SuperLink, on loopback")
-    parser.add_argument("--superlink-ca", type=Path, required=True, help="PEM file that the SuperLink is trusted by")
+    parser.add_argument("--superlink-ca", type=Path, required=True, help="PEM file with the SuperLink's certificate")
     parser.add_argument("--keys", type=Path, required=True, help="folder with key.pem, cert.pem and ca.pem")
     parser.add_argument("--federation", required=True, help="callers of other federations are refused")
     operations(parser)
@@ -208,11 +208,13 @@ async def main(log: Log) -> None:
     log.keep(options.events)
     superlink = parse(options.superlink)
     if not is_loopback(superlink[0]):
-        raise LaunchError(f"superlink {options.superlink}: must be on loopback; others could go around the gate")
+        raise LaunchError(
+            f"superlink {options.superlink}: must be on loopback; otherwise callers could bypass the gate"
+        )
     keys = Keyring(options.keys)
     own = tls.own_identity(keys)
     if own.federation != options.federation or not ROLES[own.role].has_gate:
-        raise LaunchError(f"keys {keys.folder}: of {own.uri}, not of the superlink of {options.federation!r}")
+        raise LaunchError(f"keys {keys.folder}: belong to {own.uri}, not to the superlink of {options.federation!r}")
     metrics, scraped = serve_metrics(own.role, own.name, options.metrics, log)
     if scraped:
         log("metrics", address=scraped)

@@ -1,4 +1,4 @@
-"""How the gate and the relay run: arguments, a listening socket, a task for each connection, a clean end."""
+"""How the gate and the relay run: arguments, a listening socket, a task per connection, a clean exit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Arguments(argparse.ArgumentParser):
-    """A parser whose complaints are our own errors."""
+    """A parser that raises our own errors."""
 
     def error(self, message: str) -> NoReturn:
         raise LaunchError(f"arguments: {message}; see --help")
@@ -41,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Notice within about a minute that the other machine is gone."""
+    """Notice within about a minute if the other machine disappears."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -53,7 +53,7 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 class _Tap:
-    """A context whose handshakes leave their last words in `alert` when they fail."""
+    """A context that keeps the alert of a failed handshake."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
@@ -77,7 +77,7 @@ class _Tap:
 
 
 async def accept_tls(sock: socket.socket, context: ssl.SSLContext) -> Stream:
-    """The server's side of a handshake on an accepted socket; a caller that is refused is told why."""
+    """The server's side of a handshake on an accepted socket; a refused caller learns why."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(CHUNK, loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -101,7 +101,7 @@ async def accept_tls(sock: socket.socket, context: ssl.SSLContext) -> Stream:
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Say goodbye (a peer takes an end without it for an attack), but do not wait for long."""
+    """Close TLS properly (peers treat a bare end as an attack), but do not wait long for it."""
     writer.close()
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(2 * GOODBYE):
@@ -110,7 +110,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 
 async def accept(listener: socket.socket, handle: Handle, log: Log) -> None:
-    """A task for each connection, until cancelled; then they are too."""
+    """Handle each connection in a task until cancelled, which cancels them too."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -151,7 +151,7 @@ async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
 
 
 def run(role: str, main: Callable[[Log], Coroutine[Any, Any, None]]) -> int:
-    """Run a program; the exit code."""
+    """Run a program; returns the exit code."""
     log = Log(role)
     try:
         asyncio.run(main(log))

@@ -1,6 +1,6 @@
 """`python -m fl_privacy.gate.relay`: lets Flower's programs, which have no client certificates, reach the gate.
 
-They dial the relay on loopback; it dials the gate with the party's certificate, and passes bytes both ways.
+They connect to the relay on loopback; it connects to the gate with the party's certificate and copies bytes both ways.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fl_privacy.ops.log import Log
 
 LOOPBACK = ("127.0.0.1", "localhost")
 CONNECTIONS = 128
-AT_ONCE = 10.0  # a gate that hangs up so soon does not want us; later, nobody had asked it anything
+AT_ONCE = 10.0  # a gate that closes a connection this soon refuses us; later, the connection was merely idle
 SOCKETS = Path("/proc/net/tcp")
 
 
 class Relay:
-    """Takes connections of this user's programs, each for one connection to the gate."""
+    """Accepts connections from this user's programs and opens one connection to the gate for each."""
 
     def __init__(self, gateway: Gateway, local: tls.LocalKeys, log: Log) -> None:
         self._gateway, self._log = gateway, log
@@ -38,7 +38,7 @@ class Relay:
         self._state = ""
 
     async def handle(self, sock: socket.socket, _: str) -> None:
-        """One accepted connection, to its end."""
+        """Serve one accepted connection until it ends."""
         if self._open >= CONNECTIONS or not ours(sock):
             sock.close()
             return
@@ -49,7 +49,7 @@ class Relay:
             self._open -= 1
 
     async def _join(self, sock: socket.socket) -> None:
-        # First this handshake, then the gate: Flower gives up for good when a handshake fails.
+        # First this handshake, then the gate: Flower gives up for good if a handshake fails.
         try:
             inside = await accept_tls(sock, self._server)
         except OSError:
@@ -66,14 +66,14 @@ class Relay:
             await close(inside[1])
 
     async def _pass_on(self, inside: Stream, outside: Stream) -> None:
-        """Both ways, until either side ends."""
+        """Copy both ways until either side ends."""
         asked = asyncio.Event()
         up = asyncio.create_task(_copy(inside[0], outside[1], asked))
         down = asyncio.create_task(self._answers(outside[0], inside[1], asked))
         try:
             await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
             if not inside[0].at_eof():
-                # The gate takes no more: why, is in the last that it said.
+                # The gate accepts no more; its last bytes say why.
                 await asyncio.wait((down,), timeout=tls.GOODBYE)
             if down.done():
                 down.result()
@@ -97,7 +97,7 @@ class Relay:
             self._saw("connected")
 
     def _saw(self, state: str, reason: str = "") -> None:
-        """Log that the gate came, or went and why, once."""
+        """Log once when the gate becomes reachable, or unreachable and why."""
         if state != self._state:
             self._state = state
             target = show(*self._gateway.target)
@@ -108,7 +108,7 @@ class Relay:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begun: asyncio.Event) -> None:
-    """Until either end ends."""
+    """Copy until either end closes."""
     with suppress(OSError):
         while data := await reader.read(CHUNK):
             begun.set()
@@ -126,7 +126,7 @@ async def _write(writer: asyncio.StreamWriter, data: bytes) -> bool:
 
 
 def ours(sock: socket.socket) -> bool:
-    """Whether this user, or root, is at the other end of a loopback connection, where the system can tell."""
+    """Whether this user or root is at the other end of a loopback connection, if the system can tell."""
     if sock.family != socket.AF_INET or not SOCKETS.exists():
         return True
     try:
@@ -141,13 +141,13 @@ def ours(sock: socket.socket) -> bool:
 
 
 def _hex(host: str, port: int) -> str:
-    """An address as the kernel lists it."""
+    """An address in the kernel's notation."""
     return f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}"
 
 
 async def main(log: Log) -> None:
     parser = Arguments(prog="fl_privacy.gate.relay", description="From this machine's loopback to the gate")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="loopback HOST:PORT; port 0 takes a free one")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="loopback HOST:PORT; port 0 picks a free port")
     parser.add_argument("--target", required=True, help="HOST:PORT of the gate")
     parser.add_argument("--keys", type=Path, required=True, help="folder with key.pem, cert.pem and ca.pem")
     parser.add_argument("--certificates", type=Path, required=True, help="folder for relay.pem, which callers trust")

@@ -1,4 +1,4 @@
-"""Who a peer is, by its certificate, and the files of one's own."""
+"""A peer's identity in its certificate, and a party's own key files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _URI = re.compile(rf"{SCHEME}://([a-z0-9-]+)/([a-z]+)/([a-z0-9-]+)")
 
 @dataclass(frozen=True)
 class Identity:
-    """Federation, role and name, as the URI in a certificate's subject alternative names."""
+    """Federation, role and name: the URI in a certificate's subject alternative names."""
 
     federation: str
     role: str
@@ -37,41 +37,41 @@ class Identity:
     def parse(cls, uri: str) -> Identity:
         found = _URI.fullmatch(uri)
         if not found or found[2] not in ROLES:
-            raise ProtocolError("UNAUTHENTICATED", f"certificate: {uri!r} is no identity of a federation")
+            raise ProtocolError("UNAUTHENTICATED", f"certificate: {uri!r} is not the identity of a party")
         return cls(found[1], found[2], found[3])
 
     @classmethod
     def of(cls, certificate: x509.Certificate) -> Identity:
-        """Whom a certificate is for: it names one identity, or nobody."""
+        """The one identity that a certificate names."""
         try:
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             uris = names.get_values_for_type(x509.UniformResourceIdentifier)
         except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
             uris = []
         if len(uris) != 1:
-            raise ProtocolError("UNAUTHENTICATED", "certificate: names no identity; use one made by fl-privacy")
+            raise ProtocolError("UNAUTHENTICATED", "certificate: has no identity; use one made by fl-privacy")
         return cls.parse(uris[0])
 
 
 def peer(context: Any, federation: str, *roles: str) -> Identity:
-    """The caller's identity, if it belongs to this federation and has one of these roles."""
+    """The caller's identity, which must belong to this federation and have one of these roles."""
     uris = context.auth_context().get("peer_uri", [])
     if len(uris) != 1:
-        raise ProtocolError("UNAUTHENTICATED", "certificate: names no identity; use one made by fl-privacy")
+        raise ProtocolError("UNAUTHENTICATED", "certificate: has no identity; use one made by fl-privacy")
     identity = Identity.parse(uris[0].decode("utf-8", "replace"))
     if identity.federation != federation:
-        raise ProtocolError("PERMISSION_DENIED", f"certificate: of federation {identity.federation!r}")
+        raise ProtocolError("PERMISSION_DENIED", f"certificate: belongs to federation {identity.federation!r}")
     if identity.role not in roles:
-        raise ProtocolError("PERMISSION_DENIED", f"{identity.role}: may not call this; it is for {' and '.join(roles)}")
+        raise ProtocolError("PERMISSION_DENIED", f"{identity.role}: may not call this; only {' and '.join(roles)} may")
     return identity
 
 
 def certificate_of(context: Any) -> x509.Certificate:
-    """The certificate that the caller's connection was made with."""
+    """The certificate of the caller's connection."""
     try:
         return x509.load_pem_x509_certificate(context.auth_context()["x509_pem_cert"][0])
     except (KeyError, IndexError, ValueError):
-        raise ProtocolError("UNAUTHENTICATED", "certificate: none that can be read") from None
+        raise ProtocolError("UNAUTHENTICATED", "certificate: missing or unreadable") from None
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Keyring:
     def refuse_revoked(self, certificate: x509.Certificate) -> None:
         """Raise if the authority revoked it, or if it expired since the handshake.
 
-        Revocations that are there but cannot be verified refuse everybody.
+        If there are revocations that cannot be verified, everybody is refused.
         """
         if dt.datetime.now(dt.UTC) > certificate.not_valid_after_utc:
             raise ProtocolError(
@@ -117,13 +117,13 @@ class Keyring:
             raise ProtocolError("PERMISSION_DENIED", f"certificate of {Identity.of(certificate).uri}: revoked")
 
     def revoked(self) -> frozenset[int]:
-        """The serial numbers that the authority revoked; read again only when a file changed."""
+        """The serial numbers that the authority revoked; read again only if a file changed."""
         try:
             self.revoked_file.lstat()
         except FileNotFoundError:
             return frozenset()
         except OSError:
-            pass  # it is there but not for us: the next lines refuse
+            pass  # it exists but is not readable: refused below
         try:
             now = stamp((self.revoked_file, self.authority_file))
             found = self._revoked.get(now)
@@ -135,12 +135,13 @@ class Keyring:
             return found
         except (OSError, ValueError):
             raise ProtocolError(
-                "PERMISSION_DENIED", "revocations: cannot be verified, so nobody is let in; install revoked.pem anew"
+                "PERMISSION_DENIED",
+                "revocations: cannot be verified, so everybody is refused; install revoked.pem again",
             ) from None
 
 
 def load_crl(data: bytes, authority: x509.Certificate) -> x509.CertificateRevocationList:
-    """Revocations, if this authority signed them; ValueError otherwise."""
+    """Revocations signed by this authority; ValueError if it did not sign them."""
     try:
         found = x509.load_pem_x509_crl(data)
         good = found.issuer == authority.subject and found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
@@ -169,7 +170,7 @@ class Renewing(Watched[tuple[bytes, bytes, bytes]]):
 
 
 def belong_together(key: bytes, certificate: bytes, authority: bytes) -> bool:
-    """Whether the certificate is for this key and by this authority."""
+    """Whether this authority issued the certificate for this key."""
     try:
         made = x509.load_pem_x509_certificate(certificate)
         made.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))

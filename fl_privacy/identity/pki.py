@@ -1,4 +1,4 @@
-"""The federation's certificate authority: one persistent root that signs every party's identity, and unsigns it."""
+"""The federation's certificate authority: one persistent root that issues and revokes certificates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SKEW = dt.timedelta(minutes=5)
 
 
 def fingerprint(key: object) -> str:
-    """Of a public key, to be compared over another way than the file came."""
+    """Of a public key, to compare over a separate channel."""
     assert isinstance(key, ec.EllipticCurvePublicKey)
     encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return "sha256:" + hashlib.sha256(encoded).hexdigest()
@@ -44,15 +44,15 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         return _key_in(path)
     except ValueError as error:
-        raise LaunchError(f"key {path}: {error}; restore it, or remove it to have a new one made") from None
+        raise LaunchError(f"key {path}: {error}; restore it, or remove it to make a new one") from None
 
 
 def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
-    """ValueError for whatever is no key of ours: roles start unattended, so one with a password is none."""
+    """ValueError for anything but one of our keys. Roles start unattended, so a key must have no password."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except TypeError:
-        raise ValueError("has a password, and must have none") from None
+        raise ValueError("is encrypted, but must have no password") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError("not a private key in PEM") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -71,12 +71,12 @@ def load_certificate(path: Path) -> x509.Certificate:
     try:
         return _certificate_in(path)
     except ValueError as error:
-        raise LaunchError(f"certificate {path}: {error}; restore it, or remove it and ask anew") from None
+        raise LaunchError(f"certificate {path}: {error}; restore it, or remove it and make a new request") from None
 
 
 @dataclass(frozen=True)
 class Record:
-    """One certificate that the authority signed: whose, for which key, from when until when."""
+    """One certificate that the authority issued: identity, key and dates."""
 
     identity: str
     serial: str
@@ -104,16 +104,16 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, federation: str = "") -> Authority:
-        """A new authority where there is none; with `federation` it signs for that one alone."""
+        """Make a new authority; with `federation` it signs only for that one."""
         from fl_privacy.reading import NAME  # takes 14 MB, which gate and relay need not spend
 
         if federation and not re.fullmatch(NAME, federation):
             raise LaunchError(
-                f"federation: {federation!r} is no name of one; use small letters, digits and hyphens, at most 63"
+                f"federation: {federation!r} is not a valid name; use at most 63 lower-case letters, digits and hyphens"
             )
         key_file, certificate_file = folder / "ca.key", folder / "ca.pem"
         if key_file.exists() or certificate_file.exists():
-            raise LaunchError(f"authority {folder}: is there already; choose another folder to make a new one")
+            raise LaunchError(f"authority {folder}: already exists; choose another folder to make a new one")
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fl-privacy authority")])
         certificate = (
@@ -130,10 +130,10 @@ class Authority:
 
     @classmethod
     def load(cls, folder: Path) -> Authority:
-        """The authority that is in `folder`."""
+        """Read the authority in `folder`."""
         key_file, certificate_file = folder / "ca.key", folder / "ca.pem"
         if not key_file.exists() and not certificate_file.exists():
-            raise LaunchError(f"authority {folder}: there is none; make it with `fl-privacy pki init {folder}`")
+            raise LaunchError(f"authority {folder}: does not exist; make it with `fl-privacy pki init {folder}`")
         try:
             key = _key_in(key_file)
         except (OSError, ValueError) as error:
@@ -143,12 +143,12 @@ class Authority:
         except (OSError, ValueError) as error:
             raise _broken(certificate_file, error) from None
         if certificate.public_key() != key.public_key():
-            raise LaunchError(f"authority {folder}: ca.key is not the key of ca.pem; restore the two from one backup")
+            raise LaunchError(f"authority {folder}: ca.key does not belong to ca.pem; restore both from one backup")
         return cls(folder, key, certificate)
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """The authority in `folder`, made on first use and the same ever after."""
+        """The authority in `folder`, made on first use."""
         there = (folder / "ca.key").exists() or (folder / "ca.pem").exists()
         return cls.load(folder) if there else cls.create(folder)
 
@@ -158,7 +158,7 @@ class Authority:
 
     @property
     def federation(self) -> str:
-        """The one federation it signs for; empty: any."""
+        """The only federation that it signs for; empty: any."""
         file = self.folder / "federation"
         return file.read_text(errors="replace").strip() if file.exists() else ""
 
@@ -167,11 +167,11 @@ class Authority:
         return self.folder / "revoked.pem"
 
     def locked(self) -> AbstractContextManager[None]:
-        """One command at a time changes what this authority has signed."""
+        """One command at a time changes the authority's records."""
         return locked(self.folder)
 
     def issue(self, identity: Identity, folder: Path, hosts: Sequence[str] = (), days: int | None = None) -> Keyring:
-        """A fresh key and certificate for a party, in its own folder; `hosts` are what it will be dialled by."""
+        """Make a new key and certificate for a party in its own folder; `hosts` are its names and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self.certify(identity, key.public_key(), hosts, days)
         keys = Keyring(folder)
@@ -181,9 +181,9 @@ class Authority:
         return keys
 
     def keep(self, identity: Identity, folder: Path, hosts: Sequence[str] = ()) -> None:
-        """A party's certificate, made if there is none and made anew in its last third or if it does not fit.
+        """Make a party's certificate if there is none, and renew it in its last third or if identity or hosts changed.
 
-        The key stays, for what it signed is checked against it. A revoked party is not let back in.
+        The key stays, because signatures made with it must still verify. A revoked party gets no new certificate.
         """
         keys = Keyring(folder)
         if self.has_revoked(keys):
@@ -201,14 +201,14 @@ class Authority:
             write_public(keys.certificate_file, fresh.public_bytes(serialization.Encoding.PEM))
 
     def has_revoked(self, keys: Keyring) -> bool:
-        """Whether the certificate in that folder was revoked; one that is not there was not."""
+        """Whether the certificate in that folder was revoked; False if there is none."""
         try:
             return _certificate_in(keys.certificate_file).serial_number in self.revoked()
         except (FileNotFoundError, ValueError):
             return False
 
     def _fits(self, made: x509.Certificate, identity: Identity, hosts: Sequence[str]) -> bool:
-        """Whether a certificate is ours, for this party and these hosts, with a third of its time to go."""
+        """Whether a certificate is ours, for this party and these hosts, with a third of its lifetime left."""
         start, end = made.not_valid_before_utc, made.not_valid_after_utc
         try:
             made.verify_directly_issued_by(self.certificate)
@@ -221,7 +221,7 @@ class Authority:
     def certify(
         self, identity: Identity, key: ec.EllipticCurvePublicKey, hosts: Sequence[str] = (), days: int | None = None
     ) -> x509.Certificate:
-        """A certificate for a party's own key, on record before anybody has it."""
+        """Certify a party's own key; the certificate is recorded before it is handed out."""
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name)])
         # A process that both serves and dials needs both usages.
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -246,7 +246,7 @@ class Authority:
         return certificate
 
     def records(self) -> list[Record]:
-        """All that was ever signed, by identity and date."""
+        """Everything that was ever signed, by identity and date."""
         found = []
         for file in (self.folder / "issued").glob("*.json"):
             try:
@@ -262,12 +262,12 @@ class Authority:
         return frozenset() if crl is None else frozenset(entry.serial_number for entry in crl)
 
     def revocations(self) -> bytes | None:
-        """The newest list of them, if there ever was one, for those who must know."""
+        """The newest revocation list as PEM; None if nothing was ever revoked."""
         crl = self._crl()
         return None if crl is None else crl.public_bytes(serialization.Encoding.PEM)
 
     def revoke(self, identity: str) -> list[Record]:
-        """Revoke every certificate of an identity, also expired ones: their keys must not come back."""
+        """Revoke every certificate of an identity, including expired ones: their keys must not be used again."""
         with self.locked():
             before, crl = self.revoked(), self._crl()
             new = [record for record in self.records() if record.identity == identity and record.number not in before]
@@ -286,7 +286,7 @@ class Authority:
     def _sign_crl(
         self, last: x509.CertificateRevocationList | None, new: Sequence[Record]
     ) -> x509.CertificateRevocationList:
-        # It says no date of a next one: a list stays in force until it is replaced, or the authority ends.
+        # No date for the next list: this one holds until it is replaced or the authority expires.
         now = dt.datetime.now(dt.UTC)
         builder = (
             x509.CertificateRevocationListBuilder()
@@ -306,11 +306,11 @@ class Authority:
 
 def _broken(file: Path, error: OSError | ValueError) -> LaunchError:
     why = getattr(error, "strerror", None) or error
-    return LaunchError(f"authority {file}: {why}; restore it, or remove the folder to make a new one")
+    return LaunchError(f"authority {file}: {why}; restore it, or remove the folder to make a new authority")
 
 
 def install_crl(file: Path, data: bytes, authority: x509.Certificate) -> x509.CertificateRevocationList | None:
-    """Put revocations in place; None if newer ones are there, ValueError if they are not this authority's."""
+    """Install revocations; None if newer ones are in place, ValueError if this authority did not sign them."""
     crl = load_crl(data, authority)
     try:
         newest = crl_number(load_crl(file.read_bytes(), authority))
@@ -323,7 +323,7 @@ def install_crl(file: Path, data: bytes, authority: x509.Certificate) -> x509.Ce
 
 
 def crl_number(crl: x509.CertificateRevocationList) -> int:
-    """How many lists its authority made before it."""
+    """The list's serial number; -1 if it has none."""
     try:
         return crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
     except x509.ExtensionNotFound:
@@ -331,7 +331,7 @@ def crl_number(crl: x509.CertificateRevocationList) -> int:
 
 
 def alternative_names(identity: Identity, hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    """Who a party is and what it is dialled by, as its certificate and its request say it."""
+    """A party's identity and hosts as they appear in its certificate and its request."""
     return x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), *map(_host, hosts)])
 
 

@@ -1,4 +1,4 @@
-"""The two files that go between a party and its authority, and what is checked of them before they are believed."""
+"""The two files that a party and its authority exchange, and the checks before they are trusted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Renewal(BaseModel):
-    """That who asks also holds the key of the certificate it has now."""
+    """Proof that the requester also holds the key of its current certificate."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     certificate: Pem
@@ -59,7 +59,7 @@ class Renewal(BaseModel):
 
 
 class Request(BaseModel):
-    """What a party sends to the authority; `signature` is over all of it, by the key it is for."""
+    """What a party sends to the authority; `signature` covers all of it, by the key to be certified."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     version: Literal[1] = 1
@@ -76,7 +76,7 @@ class Request(BaseModel):
 
 
 class Signed(BaseModel):
-    """What the authority sends back; `signature` is its own, over all of it. Nothing in it is secret."""
+    """What the authority sends back; its `signature` covers all of it. Nothing in it is secret."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     version: Literal[1] = 1
@@ -89,14 +89,14 @@ class Signed(BaseModel):
 
     @property
     def payload(self) -> bytes:
-        """Without a word of revocations where there are none, as files were signed before they could bring any."""
+        """Without the field `revoked` if there is none: older files were signed without it."""
         without = {"signature"} if self.revoked is not None else {"signature", "revoked"}
         return b"fl-privacy signed\n" + _canonical(self, without)
 
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """A request that was checked in itself: by its key, for an identity, about hosts and a node's key."""
+    """A request that is consistent in itself: its signature, identity, hosts and node key were checked."""
 
     source: Path
     request: Request
@@ -110,7 +110,7 @@ class CheckedRequest:
 
 
 def check(made: Request, source: Path) -> CheckedRequest:
-    """A request in itself: well-formed, signed by the key it is for, and asking for no more than it says."""
+    """Check a request in itself: well-formed, signed by the key to be certified, and no more in it than it says."""
     where = f"request {source}"
     identity = identity_of(made.identity, where)
     hosts = hosts_of(identity, made.hosts, where)
@@ -126,12 +126,12 @@ def check(made: Request, source: Path) -> CheckedRequest:
     except BROKEN:
         raise LaunchError(
             f"{where}: its signing request is broken, or not for {identity.uri} and its hosts; "
-            "have it made anew with `fl-privacy pki request`"
+            "make it again with `fl-privacy pki request`"
         ) from None
     if ROLES[identity.role].has_node != (node is not None):
-        raise LaunchError(f"{where}: a site, and only a site, sends its node's key; have it made anew")
+        raise LaunchError(f"{where}: a site, and only a site, sends a node key; make the request again")
     if node is not None and not (isinstance(node, ec.EllipticCurvePublicKey) and node.curve.name == "secp384r1"):
-        raise LaunchError(f"{where}: its node's key is not of P-384; have it made anew")
+        raise LaunchError(f"{where}: its node key is not P-384; make the request again")
     return CheckedRequest(source, made, identity, key, node)
 
 
@@ -139,27 +139,27 @@ def identity_of(uri: str, where: str) -> Identity:
     try:
         identity = Identity.parse(uri)
     except ProtocolError:
-        raise LaunchError(f"{where}: {uri[:80]!r} is no identity; roles are {', '.join(ROLES)}") from None
+        raise LaunchError(f"{where}: {uri[:80]!r} is not an identity; roles are {', '.join(ROLES)}") from None
     if max(len(identity.name), len(identity.federation)) > 63:
         raise LaunchError(f"{where}: a name has at most 63 characters")
     return identity
 
 
 def hosts_of(identity: Identity, hosts: Sequence[object], where: str) -> tuple[str, ...]:
-    """Names and addresses as they are; a party that does not listen has none."""
+    """Check names and addresses; a party that does not listen has none."""
     if hosts and not ROLES[identity.role].listens:
-        raise LaunchError(f"{where}: a {identity.role} is never dialled; remove its hosts")
+        raise LaunchError(f"{where}: a {identity.role} accepts no connections; remove its hosts")
     if len(hosts) > MAX_HOSTS:
-        raise LaunchError(f"{where}: {len(hosts)} hosts; name at most {MAX_HOSTS}")
+        raise LaunchError(f"{where}: {len(hosts)} hosts; use at most {MAX_HOSTS}")
     for host in hosts:
         if not isinstance(host, str) or not (_DNS.fullmatch(host) or _is_address(host)):
-            raise LaunchError(f"{where}: host {str(host)[:80]!r} is no name or address")
+            raise LaunchError(f"{where}: host {str(host)[:80]!r} is not a name or address")
     return tuple(str(host) for host in hosts)
 
 
 def _is_address(host: str) -> bool:
     try:
-        # An address with a zone is good on one machine only, and no certificate can hold it.
+        # An address with a zone is valid on one machine only and cannot be in a certificate.
         return "%" not in host and bool(ipaddress.ip_address(host))
     except ValueError:
         return False
@@ -187,9 +187,9 @@ def read(model: type[M], path: Path, what: str, limit: int = MAX_FILE) -> M:
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):
-        raise LaunchError(f"{what} {path}: not JSON; have it made anew") from None
+        raise LaunchError(f"{what} {path}: not JSON; ask for it again") from None
     if not isinstance(values, dict):
-        raise LaunchError(f"{what} {path}: not a {what}; have it made anew")
+        raise LaunchError(f"{what} {path}: not a {what}; ask for it again")
     return validated(model, values, f"{what} {path}")
 
 
@@ -200,5 +200,5 @@ def bounded(path: Path, limit: int, what: str) -> bytes:
     except OSError as error:
         raise LaunchError(f"{what} {path}: cannot be read ({error.strerror})") from None
     if len(data) > limit:
-        raise LaunchError(f"{what} {path}: larger than {limit} bytes; it is not what it should be")
+        raise LaunchError(f"{what} {path}: larger than {limit} bytes; this is the wrong file")
     return data

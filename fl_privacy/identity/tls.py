@@ -1,4 +1,4 @@
-"""TLS of the gate and the relay: contexts that follow the files on disk, and who the peer is."""
+"""TLS of the gate and the relay: contexts, the peer's certificate, and certificates for loopback."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ GOODBYE = 2.0
 
 
 def server_context(certificate: Path, key: Path, authority: Path | None = None) -> ssl.SSLContext:
-    """For who is dialled; with `authority`, callers must show a certificate of it."""
+    """For a server; with `authority`, clients must have a certificate issued by it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # A resumed session would not be checked again.
+    # A resumed session would skip the certificate check.
     context.num_tickets = 0
     context.load_cert_chain(certificate, key, password="")
     if authority is not None:
@@ -38,7 +38,7 @@ def server_context(certificate: Path, key: Path, authority: Path | None = None) 
 
 
 def client_context(authority: Path, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
-    """For who dials: the other's certificate must be of `authority` and of the name that was dialled."""
+    """For a client: the server's certificate must be issued by `authority` for the host name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(authority)
@@ -71,14 +71,14 @@ class LocalKeys:
 
     @classmethod
     def open(cls, folder: Path, name: str) -> LocalKeys:
-        """Those in `folder`, made on first use: who trusted them before a restart still does after it."""
+        """The keys in `folder`, made on first use: clients that trusted them before a restart still do."""
         keys = cls(folder / f"{name}.pem", folder / f"{name}.key")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not keys._usable():
                 keys._make()
         except OSError as error:
-            raise LaunchError(f"{folder}: {error.strerror or error}; choose a folder that can be written") from None
+            raise LaunchError(f"{folder}: {error.strerror or error}; choose a writable folder") from None
         return keys
 
     def _usable(self) -> bool:
@@ -100,7 +100,7 @@ class LocalKeys:
             .issuer_name(name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            # A clock that is set right after the start must not make it invalid.
+            # Correcting the clock after the start must not make it invalid.
             .not_valid_before(now - dt.timedelta(days=LOCAL_DAYS))
             .not_valid_after(now + dt.timedelta(days=LOCAL_DAYS))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

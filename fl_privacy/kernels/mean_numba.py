@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fl_privacy.kernels.arrays import F32, F64, I64
 from fl_privacy.kernels.jit import compiled
 
 TILE = 4096  # pieces of each row that are long enough for hardware prefetching
@@ -14,26 +14,20 @@ LEAST_EXPONENT = -900  # keeps 2^s finite; far below the smallest float32
 
 
 @compiled
-def _add(row: NDArray[np.float32], weight: float, total: NDArray[np.float64]) -> None:
+def _add(row: F32, weight: float, total: F64) -> None:
     for c in range(row.size):
         total[c] += weight * np.float64(row[c])
 
 
 @compiled
-def _add_two(
-    row: NDArray[np.float32],
-    weight: float,
-    next_row: NDArray[np.float32],
-    next_weight: float,
-    total: NDArray[np.float64],
-) -> None:
+def _add_two(row: F32, weight: float, next_row: F32, next_weight: float, total: F64) -> None:
     """Two rows in one pass over the sums: half the loads and stores, the same order of additions."""
     for c in range(row.size):
         total[c] = (total[c] + weight * np.float64(row[c])) + next_weight * np.float64(next_row[c])
 
 
 @compiled
-def _round(total: NDArray[np.float64], out: NDArray[np.float32]) -> bool:
+def _round(total: F64, out: F32) -> bool:
     """Round to float32 and return whether all are finite (a sum with a NaN or an infinity stays non-finite)."""
     broken = np.uint32(0)
     for c in range(out.size):
@@ -43,7 +37,7 @@ def _round(total: NDArray[np.float64], out: NDArray[np.float32]) -> bool:
 
 
 @compiled
-def fast(matrix: NDArray[np.float32], weights: NDArray[np.float64], out: NDArray[np.float32]) -> bool:
+def fast(matrix: F32, weights: F64, out: F32) -> bool:
     """Sum row by row in float64; return whether the result is finite."""
     total = np.empty(TILE, np.float64)
     finite = True
@@ -61,19 +55,19 @@ def fast(matrix: NDArray[np.float32], weights: NDArray[np.float64], out: NDArray
 
 
 @compiled
-def _raise(row: NDArray[np.float32], weight: float, top: NDArray[np.float64]) -> None:
+def _raise(row: F32, weight: float, top: F64) -> None:
     for c in range(row.size):
         top[c] = max(top[c], abs(weight * np.float64(row[c])))
 
 
 @compiled
-def _add_fixed(row: NDArray[np.float32], weight: float, scale: NDArray[np.float64], total: NDArray[np.int64]) -> None:
+def _add_fixed(row: F32, weight: float, scale: F64, total: I64) -> None:
     for c in range(row.size):
         total[c] += np.int64(np.rint(weight * np.float64(row[c]) * scale[c]))
 
 
 @compiled
-def exact(matrix: NDArray[np.float32], weights: NDArray[np.float64], room: int, out: NDArray[np.float32]) -> None:
+def exact(matrix: F32, weights: F64, room: int, out: F32) -> None:
     """Sum each column in fixed point: integers below 2^room in magnitude, whose sum does not depend on their order."""
     top = np.empty(TILE, np.float64)
     scale = np.empty(TILE, np.float64)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fl_privacy.kernels.arrays import F32, F64
 
 TILE = 2**14
 LEAST_EXPONENT = -900  # keeps 2^s finite; far below the smallest float32
 
 
-def fast(matrix: NDArray[np.float32], weights: NDArray[np.float64], out: NDArray[np.float32]) -> bool:
+def fast(matrix: F32, weights: F64, out: F32) -> bool:
     """Sum row by row in float64; return whether the result is finite."""
     for first in range(0, out.size, TILE):
         part = matrix[:, first : first + TILE]
@@ -23,7 +24,7 @@ def fast(matrix: NDArray[np.float32], weights: NDArray[np.float64], out: NDArray
     return True
 
 
-def exact(matrix: NDArray[np.float32], weights: NDArray[np.float64], room: int, out: NDArray[np.float32]) -> None:
+def exact(matrix: F32, weights: F64, room: int, out: F32) -> None:
     """Sum each column in fixed point: integers below 2^room in magnitude, whose sum does not depend on their order."""
     for first in range(0, out.size, TILE):
         part = matrix[:, first : first + TILE]

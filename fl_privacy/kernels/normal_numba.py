@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fl_privacy.kernels.arrays import F32, F64, I64, U64
 from fl_privacy.kernels.jit import compiled
 
 
 @compiled
 def _fill(
-    words: NDArray[np.int64],
-    first: int,
-    widths: NDArray[np.float64],
-    limits: NDArray[np.int64],
-    shift: np.int64,
-    out: NDArray[np.float32],
-    index: NDArray[np.int64],
-    doubtful: NDArray[np.int64],
-    count: int,
+    words: I64, first: int, widths: F64, limits: I64, shift: np.int64, out: F32, index: I64, doubtful: I64, count: int
 ) -> int:
     mask = np.uint64(widths.size - 1)
     for i in range(out.size):
@@ -33,16 +25,7 @@ def _fill(
     return count
 
 
-def fill(
-    words: NDArray[np.uint64],
-    first: int,
-    widths: NDArray[np.float64],
-    limits: NDArray[np.int64],
-    out: NDArray[np.float32],
-    index: NDArray[np.int64],
-    doubtful: NDArray[np.uint64],
-    count: int,
-) -> int:
+def fill(words: U64, first: int, widths: F64, limits: I64, out: F32, index: I64, doubtful: U64, count: int) -> int:
     """Compute sample `first` + i from word i; append the doubtful ones to the `count` so far and return the new count.
 
     The lowest bits select a layer; the others, whose lowest bit is always 1, are a signed fraction of its width.

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fl_privacy.kernels.arrays import F32, F64, I64, U64
 
 
-def fill(
-    words: NDArray[np.uint64],
-    first: int,
-    widths: NDArray[np.float64],
-    limits: NDArray[np.int64],
-    out: NDArray[np.float32],
-    index: NDArray[np.int64],
-    doubtful: NDArray[np.uint64],
-    count: int,
-) -> int:
+def fill(words: U64, first: int, widths: F64, limits: I64, out: F32, index: I64, doubtful: U64, count: int) -> int:
     """Compute sample `first` + i from word i; append the doubtful ones to the `count` so far and return the new count.
 
     The lowest bits select a layer; the others, whose lowest bit is always 1, are a signed fraction of its width.

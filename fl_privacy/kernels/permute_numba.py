@@ -7,8 +7,8 @@ next fraction below it. Row i, from the last to the second, is swapped with the 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fl_privacy.kernels.arrays import I64, U32, U64
 from fl_privacy.kernels.jit import compiled
 
 OBLIVIOUS_ROWS = 24  # above this, n (n - 1) / 2 vector exchanges cost more than n - 1 scalar swaps
@@ -16,9 +16,7 @@ TILE = 1024  # columns whose draws fit in the L1 cache
 
 
 @compiled
-def any_rejected(
-    words: NDArray[np.uint64], products: NDArray[np.uint64], floors: NDArray[np.uint64], mask: np.uint64
-) -> bool:
+def any_rejected(words: U64, products: U64, floors: U64, mask: np.uint64) -> bool:
     """Whether any word must be drawn again: (word * product) mod 2^bits is below its floor."""
     found = np.uint64(0)
     for w in range(words.shape[1]):
@@ -33,15 +31,13 @@ def any_rejected(
 
 
 @compiled
-def _copy(source: NDArray[np.uint32], target: NDArray[np.uint32]) -> None:
+def _copy(source: U32, target: U32) -> None:
     for c in range(target.size):
         target[c] = source[c]
 
 
 @compiled
-def _draw(
-    fractions: NDArray[np.uint64], digits: NDArray[np.uint32], radix: np.uint64, bits: np.uint64, mask: np.uint64
-) -> None:
+def _draw(fractions: U64, digits: U32, radix: np.uint64, bits: np.uint64, mask: np.uint64) -> None:
     """Extract the next digit of every fraction and keep the rest of the fraction."""
     for c in range(digits.size):
         scaled = fractions[c] * radix
@@ -50,7 +46,7 @@ def _draw(
 
 
 @compiled
-def _exchange(one: NDArray[np.uint32], two: NDArray[np.uint32], digits: NDArray[np.uint32], row: np.uint32) -> None:
+def _exchange(one: U32, two: U32, digits: U32, row: np.uint32) -> None:
     """Swap two rows where the digit is `row`, without a branch or an address that depends on it."""
     for c in range(digits.size):
         change = (one[c] ^ two[c]) & (np.uint32(0) - np.uint32(digits[c] == row))
@@ -59,9 +55,7 @@ def _exchange(one: NDArray[np.uint32], two: NDArray[np.uint32], digits: NDArray[
 
 
 @compiled
-def _oblivious(
-    matrix: NDArray[np.uint32], start: int, words: NDArray[np.uint64], tops: NDArray[np.int64], bits: np.uint64
-) -> None:
+def _oblivious(matrix: U32, start: int, words: U64, tops: I64, bits: np.uint64) -> None:
     """Touch all candidates of a swap: this vectorises, and cache timing does not reveal the draw to a co-tenant."""
     mask = (np.uint64(1) << bits) - np.uint64(1)
     rows, columns = matrix.shape[0], words.shape[0]
@@ -86,9 +80,7 @@ def _oblivious(
 
 
 @compiled
-def _swapping(
-    matrix: NDArray[np.uint32], start: int, words: NDArray[np.uint64], tops: NDArray[np.int64], bits: np.uint64
-) -> None:
+def _swapping(matrix: U32, start: int, words: U64, tops: I64, bits: np.uint64) -> None:
     """One swap per draw, for many rows."""
     mask = (np.uint64(1) << bits) - np.uint64(1)
     columns = words.shape[0]
@@ -106,9 +98,7 @@ def _swapping(
                 last[start + c], matrix[other, start + c] = matrix[other, start + c], last[start + c]
 
 
-def permute(
-    matrix: NDArray[np.uint32], start: int, words: NDArray[np.uint64], tops: NDArray[np.int64], bits: int
-) -> None:
+def permute(matrix: U32, start: int, words: U64, tops: I64, bits: int) -> None:
     """Permute the columns from `start` on, one per row of `words`, in place."""
     kernel = _oblivious if matrix.shape[0] <= OBLIVIOUS_ROWS else _swapping
     kernel(matrix, start, words, tops, np.uint64(bits))

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fl_privacy.kernels.arrays import I64, U32, U64
 
 
-def any_rejected(
-    words: NDArray[np.uint64], products: NDArray[np.uint64], floors: NDArray[np.uint64], mask: np.uint64
-) -> bool:
+def any_rejected(words: U64, products: U64, floors: U64, mask: np.uint64) -> bool:
     """Whether any word must be drawn again: (word * product) mod 2^bits is below its floor."""
     return bool(np.any((words * products) & mask < floors))
 
 
-def permute(
-    matrix: NDArray[np.uint32], start: int, words: NDArray[np.uint64], tops: NDArray[np.int64], bits: int
-) -> None:
+def permute(matrix: U32, start: int, words: U64, tops: I64, bits: int) -> None:
     """Permute the columns from `start` on, one per row of `words`, in place."""
     columns, stop = words.shape[0], start + words.shape[0]
     log = max(columns - 1, 1).bit_length()  # rows of the copy are 2^log apart, so that an index is row bits | column

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fl_privacy.kernels.arrays import F32, I64, U32, U64, Owners
 from fl_privacy.kernels.jit import compiled
 
-Owners = NDArray[np.uint8] | NDArray[np.uint16]
 SPLIT_TILE = 1024
 JOIN_TILE = 2**15  # values, owners and results of a tile fit in the L2 cache
 
@@ -18,7 +17,7 @@ JOIN_TILE = 2**15  # values, owners and results of a tile fit in the L2 cache
 
 
 @compiled
-def _places(owners: Owners, cursors: NDArray[np.uint64], places: NDArray[np.uint32]) -> None:
+def _places(owners: Owners, cursors: U64, places: U32) -> None:
     """The place of each coordinate: its owner's cursor, which then advances by one."""
     one = np.uint64(1)
     even = owners.size - owners.size % 2
@@ -35,13 +34,13 @@ def _places(owners: Owners, cursors: NDArray[np.uint64], places: NDArray[np.uint
 
 
 @compiled
-def _scatter(values: NDArray[np.float32], places: NDArray[np.uint32], out: NDArray[np.float32]) -> None:
+def _scatter(values: F32, places: U32, out: F32) -> None:
     for c in range(values.size):
         out[places[c]] = values[c]
 
 
 @compiled
-def _gather(values: NDArray[np.float32], owners: Owners, cursors: NDArray[np.uint64], out: NDArray[np.float32]) -> None:
+def _gather(values: F32, owners: Owners, cursors: U64, out: F32) -> None:
     """Read each coordinate at its owner's cursor, which then advances by one."""
     one = np.uint64(1)
     even = owners.size - owners.size % 2
@@ -58,7 +57,7 @@ def _gather(values: NDArray[np.float32], owners: Owners, cursors: NDArray[np.uin
 
 
 @compiled
-def _count(owners: Owners, counts: NDArray[np.int64]) -> None:
+def _count(owners: Owners, counts: I64) -> None:
     """Count the coordinates of each owner, in four histograms for the same reason."""
     banks = np.zeros((4, counts.size), np.int64)
     whole = owners.size - owners.size % 4
@@ -71,13 +70,7 @@ def _count(owners: Owners, counts: NDArray[np.int64]) -> None:
 
 
 @compiled
-def _split(
-    vector: NDArray[np.float32],
-    owners: Owners,
-    cursors: NDArray[np.uint64],
-    ends: NDArray[np.uint64],
-    out: NDArray[np.float32],
-) -> bool:
+def _split(vector: F32, owners: Owners, cursors: U64, ends: U64, out: F32) -> bool:
     """Places first, then values: a store whose address depends on the cursor just stored would stall the next load."""
     places = np.empty(SPLIT_TILE, np.uint32)
     for first in range(0, owners.size, SPLIT_TILE):
@@ -90,14 +83,14 @@ def _split(
     return True
 
 
-def split(vector: NDArray[np.float32], owners: Owners, sizes: Sequence[int], out: NDArray[np.float32]) -> bool:
+def split(vector: F32, owners: Owners, sizes: Sequence[int], out: F32) -> bool:
     """Fill `out` shard by shard, each in coordinate order; return False if a shard has the wrong size."""
     ends = np.cumsum(sizes).astype(np.uint64)
     cursors = np.concatenate([np.zeros(1, np.uint64), ends[:-1]])
     return _split(vector, owners, cursors, ends, out)
 
 
-def join(shards: Sequence[NDArray[np.float32]], owners: Owners, out: NDArray[np.float32]) -> bool:
+def join(shards: Sequence[F32], owners: Owners, out: F32) -> bool:
     """Put every shard's coordinates back in place; return False if a shard does not have its mask's size."""
     # Shards are separate arrays, so each tile's parts are first copied together.
     together = np.empty(JOIN_TILE, np.float32)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Owners = NDArray[np.uint8] | NDArray[np.uint16]
+from fl_privacy.kernels.arrays import F32, Owners
 
 
-def split(vector: NDArray[np.float32], owners: Owners, sizes: Sequence[int], out: NDArray[np.float32]) -> bool:
+def split(vector: F32, owners: Owners, sizes: Sequence[int], out: F32) -> bool:
     """Fill `out` shard by shard, each in coordinate order; return False if a shard has the wrong size."""
     start = 0
     for owner, size in enumerate(sizes):
@@ -22,7 +21,7 @@ def split(vector: NDArray[np.float32], owners: Owners, sizes: Sequence[int], out
     return True
 
 
-def join(shards: Sequence[NDArray[np.float32]], owners: Owners, out: NDArray[np.float32]) -> bool:
+def join(shards: Sequence[F32], owners: Owners, out: F32) -> bool:
     """Put every shard's coordinates back in place; return False if a shard does not have its mask's size."""
     for owner, shard in enumerate(shards):
         mask = owners == owner

@@ -1,7 +1,7 @@
 """Structured events, one JSON line each: run, round and role, never a key, an update or a record.
 
-Every event goes to standard error (or a file in its place), which the launcher sends where it likes. `--events FILE`
-keeps them as well, in a file of the role's own that is rotated by size: the record a compliance officer reads.
+Every event goes to standard error, or to a file instead, and the launcher decides where that ends up. `--events FILE`
+also keeps them in a file of the role's own that is rotated by size: the record that a compliance officer reads.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from fl_privacy.errors import LaunchError
 from fl_privacy.files import locked
 
 SIZE = 10 * 2**20  # bytes of one event file
-FILES = 10  # event files that are kept, the current one among them
+FILES = 10  # event files to keep, including the current one
 LONGEST_TEXT = 500  # characters of one field: a reason may quote a peer
-PER_MINUTE = 60  # events a minute of a kind that a peer can cause at will
+PER_MINUTE = 60  # events that a peer can trigger at will
 
 
 class EventFile:
-    """An append-only file of lines; full, it becomes FILE.1, and FILE.1 FILE.2. Many threads and processes may write.
+    """An append-only file of lines. When full it becomes FILE.1, and FILE.1 becomes FILE.2. Any number may write.
 
-    It is opened anew for every line, under a lock of its own, so nobody writes to a file that was rotated away.
+    It is opened for every line, under a lock of its own, so that no thread or process writes to a rotated file.
     """
 
     def __init__(self, path: Path, size: int = SIZE, files: int = FILES) -> None:
         assert files > 1
         self.path, self.size, self.files = Path(path), size, files
-        # Not the event file itself: whoever may read that could hold a lock on it for ever.
+        # Not the event file itself: anyone who can read that could hold a lock on it for ever.
         self._lock = self.path.with_name(self.path.name + ".lock")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class EventFile:
                 raise LaunchError(f"events {path}: {error.strerror or error}; choose another --events") from None
 
     def append(self, line: bytes) -> None:
-        """The whole line or, with an OSError, nothing of it."""
+        """Append the whole line or, with an OSError, nothing."""
         with locked(self._lock, os.O_NOFOLLOW):
             handle = self._open()
             try:
@@ -70,7 +70,7 @@ class EventFile:
         return os.open(self.path, flags)
 
     def _rotated(self) -> bool:
-        """Whether the file could be moved on; if not, it goes on growing, for that loses nothing."""
+        """Rotate; False if that failed, and then the file keeps growing, which loses nothing."""
         names = [self.path, *(self.path.with_name(f"{self.path.name}.{n}") for n in range(1, self.files))]
         try:
             for old, new in reversed(list(pairwise(names))):
@@ -82,7 +82,7 @@ class EventFile:
 
 
 def _write(handle: int, line: bytes, end: int) -> None:
-    """At the end of the file, on a line of its own even after one that a crash cut off."""
+    """Write at the end of the file, on a new line even if a crash cut off the last one."""
     if end and os.pread(handle, 1, end - 1) != b"\n":
         line = b"\n" + line
     try:
@@ -95,7 +95,7 @@ def _write(handle: int, line: bytes, end: int) -> None:
 
 
 class Log:
-    """The event log of one process: a file or standard error, and with `events` a kept file of its own."""
+    """The event log of one process: standard error or a file, and with `events` also a file that is kept."""
 
     def __init__(self, role: str, path: Path | None = None, events: Path | None = None) -> None:
         self.role = role
@@ -107,23 +107,23 @@ class Log:
         self.keep(events)
 
     def keep(self, events: Path | None) -> None:
-        """From now on, also in this file."""
+        """From now on, write events to this file too."""
         if events is not None:
             self._file = EventFile(events)
 
     def __call__(self, event: str, /, *, own: Mapping[str, Any] | None = None, **fields: Any) -> None:
-        """Tell an event; `own` are fields for the kept file alone, which stays with this role's operator."""
+        """Log an event; `own` fields go only to the kept file, which stays with this role's operator."""
         with self._guard:
             self._tell(event, fields)
             self._keep(event, {**fields, **(own or {})})
 
     def own(self, event: str, /, **fields: Any) -> None:
-        """An event for the kept file alone."""
+        """Log an event only to the kept file."""
         with self._guard:
             self._keep(event, fields)
 
     def rate_limited(self, event: str, /, *, own: Mapping[str, Any] | None = None, **fields: Any) -> None:
-        """An event that a peer can cause at will: so many a minute, and the next one says how many were left out."""
+        """Log an event that a peer can trigger at will: at most 60 a minute, then the number that was left out."""
         began, count = self._recent.get(event, (0.0, 0))
         now = time.monotonic()
         if now - began < 60 and count >= PER_MINUTE:
@@ -143,7 +143,7 @@ class Log:
             self._out.flush()
 
     def _keep(self, event: str, fields: Mapping[str, Any]) -> None:
-        """A disk that is full stops nobody: that is told once, and later how many events are missing."""
+        """A full disk must not stop the role: it is reported once, and later how many events are missing."""
         if self._file is None:
             return
         try:
@@ -165,7 +165,7 @@ class Log:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, of bounded length."""
+    """A value as JSON, of bounded length."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):

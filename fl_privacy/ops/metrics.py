@@ -1,6 +1,6 @@
-"""What a role counts of itself. It tells a Prometheus scraper if it is asked to with `--metrics host:port`.
+"""What a role counts. `--metrics host:port` serves it to a Prometheus scraper.
 
-Only then is `fl_privacy.ops.scrape` imported, and prometheus_client with it: a role without metrics does without.
+Only then are `fl_privacy.ops.scrape` and prometheus_client imported: a role without metrics does not need them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 from fl_privacy.errors import LaunchError
 from fl_privacy.ops.log import Log
 
-LOCAL = "LOCAL"  # in place of a status: the role itself declined, and no call was made
+LOCAL = "LOCAL"  # instead of a gRPC status: the role itself declined, without a call
 
 
 class Metrics:
-    """What a role counts; this one forgets it at once, and costs nothing."""
+    """What a role counts; this class discards it and costs nothing."""
 
     def ended(self, outcome: str) -> None:
-        """A round, or an attempt at one, has ended so."""
+        """A round, or an attempt at one, ended with this outcome."""
 
     def opened(self, change: int) -> None:
-        """That many rounds more are open."""
+        """The number of open rounds changed."""
 
     def connected(self, change: int) -> None:
-        """That many connections more are open."""
+        """The number of open connections changed."""
 
     def moved(self, direction: str, count: int) -> None:
         """Bytes of models and updates, `in` or `out`; at the gate, of requests and answers."""
@@ -36,14 +36,14 @@ class Metrics:
         """A phase took so long."""
 
     def reject(self, code: str, reason: str) -> None:
-        """A request was turned away; of the reason only the field's name counts."""
+        """A request was refused; only the field that the reason names is counted."""
 
     def budget(self, spent: float, left: float) -> None:
         """Epsilon spent and left, at the ledger's delta."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The block is one phase."""
+        """Time the block as one phase."""
         began = time.monotonic()
         try:
             yield
@@ -55,15 +55,15 @@ OFF = Metrics()
 
 
 def operations(parser: argparse.ArgumentParser) -> None:
-    """What every role can tell its operator."""
+    """Options of every role: metrics and an event log for its operator."""
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus metrics here; default: nowhere")
     parser.add_argument("--events", type=Path, metavar="FILE", help="keep the event log here too, rotated by size")
 
 
 def serve(role: str, name: str, address: str | None, log: Log) -> tuple[Metrics, str]:
-    """Metrics on an address of their own, and that address with its port; without one, metrics that count nothing.
+    """Serve metrics on an address; returns them and the address with its port. Without one, they count nothing.
 
-    An address that cannot be had is told, and the role does its work without metrics: they are no reason to stop.
+    If the address is not available, that is logged, and the role works without metrics.
     """
     if address is None:
         return OFF, ""

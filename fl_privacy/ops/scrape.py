@@ -1,4 +1,4 @@
-"""What a Prometheus scraper is told: totals and times, with labels of a known set, and nothing of who sent what."""
+"""What a Prometheus scraper sees: totals and times with labels from fixed sets, and nothing about who sent what."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_privacy.ops.metrics import LOCAL, Metrics
 from fl_privacy.roles import ROLES
 
 SLOTS = 8  # scrapes at a time
-PATIENCE = 10.0  # seconds that one may take
+PATIENCE = 10.0  # seconds that one scrape may take
 BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
 OTHER = "other"
 # fmt: off
@@ -30,14 +30,14 @@ FIELDS = frozenset((
     "evaluator", "floor", "layers", "layout", "ledger", "length", "mixing", "model", "policy", "quorum", "round", "run",
     "seed", "server", "settle", "shuffler", "site", "sites", "state", "stream", "superlink", "superseded", "ticket",
     "tier", "training",
-    # at the gate: what a caller was refused for
+    # at the gate: why a caller was refused
     "connections", "early", "expired", "foreign", "handshake", "request", "revoked", "role",
 ))
 # fmt: on
 
 
 class Prometheus(Metrics):
-    """Counts in a registry of its own: nothing of the process but what is listed here."""
+    """Counts in a registry of its own: nothing about the process but what is listed here."""
 
     def __init__(self, role: str, name: str) -> None:
         import prometheus_client as client
@@ -55,7 +55,7 @@ class Prometheus(Metrics):
         for direction in ("in", "out"):
             self._bytes.labels(direction)
         self._seconds = client.Histogram("phase_seconds", "Time spent, by phase", ("phase",), buckets=BUCKETS, **here)
-        self._rejects = client.Counter("rejects", "Requests turned away", ("code", "field"), **here)
+        self._rejects = client.Counter("rejects", "Requests refused", ("code", "field"), **here)
         self._open: Any = None
         if "rounds" in ROLES[role].gauges:
             self._open = client.Gauge("open_rounds", "Attempts at rounds that are open", **here)
@@ -63,7 +63,7 @@ class Prometheus(Metrics):
         if "connections" in ROLES[role].gauges:
             self._connections = (
                 client.Gauge("open_connections", "Connections that are open", **here),
-                client.Counter("connections", "Connections that were let in", **here),
+                client.Counter("connections", "Connections that were accepted", **here),
             )
         self._budget: tuple[Any, Any] | None = None
         if "budget" in ROLES[role].gauges:
@@ -73,7 +73,7 @@ class Prometheus(Metrics):
             )
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in Prometheus' text format."""
         return self._latest(self.registry)
 
     def ended(self, outcome: str) -> None:
@@ -104,7 +104,7 @@ class Prometheus(Metrics):
 
 
 def field_of(reason: str) -> str:
-    """The word a reason begins with, if it is one of ours: a peer's text never becomes a label."""
+    """The first word of a reason if it is one of ours: a peer's text never becomes a label."""
     word = re.match(r"[a-z]+", reason)
     return word[0] if word and word[0] in FIELDS else OTHER
 
@@ -117,14 +117,14 @@ def listen(role: str, name: str, address: str) -> tuple[Metrics, str]:
         listener = _Listener((host, port), metrics)
     except (OSError, OverflowError):
         raise LaunchError(
-            f"metrics {address}: the address is taken or not ours; choose another port (`metrics` in kit.yaml)"
+            f"metrics {address}: in use, or not an address of this machine; choose another (`metrics` in kit.yaml)"
         ) from None
     threading.Thread(target=listener.serve_forever, name="metrics", daemon=True).start()
     return metrics, show(host, listener.server_address[1])
 
 
 def _where(text: str) -> tuple[str, int]:
-    """`host:port`; a port alone is one on the loopback interface."""
+    """`host:port`; a port alone means the loopback interface."""
     port = text.removeprefix(":")
     try:
         return parse(text if ":" in port else f"{LOOPBACK}:{port}")
@@ -133,7 +133,7 @@ def _where(text: str) -> tuple[str, int]:
 
 
 class _Listener(ThreadingHTTPServer):
-    """A few scrapes at a time, each cut off after a while."""
+    """Serves a few scrapes at a time, each for a limited time."""
 
     daemon_threads = True
     block_on_close = False
@@ -145,7 +145,7 @@ class _Listener(ThreadingHTTPServer):
         super().__init__(address, _Scrape)
 
     def server_bind(self) -> None:
-        """Without the look-up of our own name that the base class does."""
+        """Bind without the host name lookup of the base class."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -168,7 +168,7 @@ class _Listener(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A scraper that goes away is not worth a word."""
+        """A scraper that disconnects is not worth logging."""
 
 
 def _cut(connection: socket.socket) -> None:
@@ -195,4 +195,4 @@ class _Scrape(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no events."""
+        """Scrapes are not events."""

@@ -1,6 +1,6 @@
-"""How a run is doing, from its folder alone: while it goes, after its end, or after something broke.
+"""The status of a run from its folder alone: while it runs, after its end, or after a failure.
 
-Nothing of it is trusted: files may be cut off, half written, or not ours. Nothing heavy is imported.
+No file is trusted: it may be cut off, half written or not ours. Nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import psutil
 from fl_privacy.errors import TranscriptError
 
 LONGEST_DOCUMENT = 2**24
-LONGEST_LOG = 2**24  # of a log, its end
+LONGEST_LOG = 2**24  # bytes at the end of a log
 LONGEST_TAIL = 2**16
-QUIET = 900.0  # seconds beyond the deadline after which a server elsewhere that says nothing is taken to be gone
-RECENT = 10  # rounds that the time of the next ones is told from
+QUIET = 900.0  # seconds of silence beyond the deadline after which a server elsewhere counts as gone
+RECENT = 10  # rounds to estimate the time left from
 LONGEST_TEXT = 300
-SIGNALS = ("KeyboardInterrupt", "SystemExit")  # how a server that is told to stop says that it failed
-STOPPED = "it was stopped before its end; go on with {command}"
-GONE = "its processes are gone, and the server told no end; go on with {command}"
+SIGNALS = ("KeyboardInterrupt", "SystemExit")  # how a server that was stopped reports its failure
+STOPPED = "stopped before it finished; resume it with {command}"
+GONE = "its processes exited before the run finished; resume it with {command}"
 IN_CONTAINERS = "in containers"
-AWAY = "it comes here at its end; until then: docker compose -p {project} ps, and logs server"
+AWAY = "it is copied here when it ends; until then: docker compose -p {project} ps, or logs server"
 
 Event = dict[str, Any]
 
 
 @dataclass
 class Process:
-    """A process that the run's launcher started here."""
+    """A process that the launcher started on this machine."""
 
     name: str
     pid: int
@@ -48,7 +48,7 @@ class Process:
 
 @dataclass
 class Budget:
-    """What a site on this machine said when it last sent something; `left` is None where no policy limits it."""
+    """What a site on this machine logged with its last update; `left` is None if no policy limits it."""
 
     site: str
     spent: float
@@ -58,7 +58,7 @@ class Budget:
 
 @dataclass
 class Status:
-    """All there is to say of a run."""
+    """Everything about a run."""
 
     run: str
     path: str
@@ -82,7 +82,7 @@ def read(path: Path, now: float | None = None) -> Status:
     home = root.parent / ".state" / root.name
     manifest = _manifest(root)
     if manifest is None and not home.is_dir() and not (root / "logs" / "server.log").is_file():
-        raise TranscriptError(f"{path}: no run here (no manifest.json, no logs/server.log); give a folder in runs/")
+        raise TranscriptError(f"{path}: not a run (no manifest.json, no logs/server.log); use a folder in runs/")
     manifest = manifest or {}
     config = manifest.get("config") if isinstance(manifest.get("config"), dict) else {}
     assert isinstance(config, dict)
@@ -105,7 +105,7 @@ def read(path: Path, now: float | None = None) -> Status:
 def _state(
     manifest: Event, config: Event, events: list[Event], home: Path, processes: list[Process], now: float
 ) -> tuple[str, str]:
-    """Completed and failed by what the server said; else by whether anybody is still there."""
+    """What the server logged; without that, whether processes are still running."""
     ends = [event for event in events if event["event"] in ("completed", "failed")]
     if ends:
         reason = _text(ends[-1].get("reason", ""))
@@ -125,7 +125,7 @@ def _state(
 
 
 def _command(root: Path, home: Path) -> str:
-    """What goes on with a run: whoever started it knows it."""
+    """The command that resumes a run, depending on how it was started."""
     if home.is_dir():
         return "fl-privacy up --resume"
     kit = root.parent.parent
@@ -133,7 +133,7 @@ def _command(root: Path, home: Path) -> str:
 
 
 def _project(home: Path) -> str:
-    """The compose project of a run, by the federation's name as the launcher wrote it down."""
+    """The compose project of a run, from the federation's name in the launcher's file."""
     try:
         found = re.search(
             rb"^name: ([A-Za-z0-9._-]{1,128})$", _end_of(home / "federation.yaml", LONGEST_DOCUMENT), re.M
@@ -144,7 +144,7 @@ def _project(home: Path) -> str:
 
 
 def _times(found: Status, events: list[Event], rows: list[Event]) -> None:
-    """From one evaluation to the next, which is all of a round; without the server's log, as it measured them."""
+    """From one evaluation to the next, which covers a whole round; without the server's log, as it measured them."""
     ends = [t for e in events if e["event"] == "evaluated" and (t := _number(e.get("time"))) is not None]
     took = [b - a for a, b in pairwise(ends)]
     took = took or [s for row in rows if row["round"] and (s := _number(row.get("seconds"))) is not None]
@@ -165,7 +165,7 @@ def _failed(event: Event) -> dict[str, Any]:
 
 
 def _processes(home: Path, logs: Path) -> list[Process]:
-    """Those that pids.json names. A pid that was born after the file was written is somebody else's."""
+    """Those in pids.json. A process that started after the file was written is not ours."""
     path = home / "pids.json"
     pids, found = _object(path), []
     written = path.stat().st_mtime if pids else 0.0
@@ -185,7 +185,7 @@ def _processes(home: Path, logs: Path) -> list[Process]:
 
 
 def _last(log: Path) -> str:
-    """What a process said last, in a few words."""
+    """A process's last event in a few words."""
     events = list(_events(log, LONGEST_TAIL))
     if not events:
         return ""
@@ -200,7 +200,7 @@ def _last(log: Path) -> str:
 
 
 def _budgets(logs: Path) -> list[Budget]:
-    """By the sites' own events: to compose a ledger anew would take seconds."""
+    """From the sites' own events: composing a ledger takes seconds."""
     found: dict[str, Budget] = {}
     for log in (*sorted(logs.glob("worker-*.log")), logs / "sites.log"):
         for event in _events(log, LONGEST_TAIL):
@@ -212,7 +212,7 @@ def _budgets(logs: Path) -> list[Budget]:
 
 
 def _server_events(root: Path) -> tuple[list[Event], list[Event]]:
-    """What the server said since it was started last, and what before: a resumed run has a log for each start."""
+    """The server's events since its last start, and those before: a resumed run has one log per start."""
     logs = root / "logs"
     old = sorted(logs.glob("server.*.log"), key=lambda path: (len(path.name), path.name), reverse=True)
     earlier = [event for path in old for event in _events(path, LONGEST_LOG)]
@@ -230,7 +230,7 @@ def _manifest(root: Path) -> Event | None:
 
 
 def _object(path: Path) -> Event:
-    """A small JSON document; empty if there is none that can be read."""
+    """A small JSON document; empty if it cannot be read."""
     try:
         value = json.loads(_end_of(path, LONGEST_DOCUMENT))
     except (OSError, ValueError, RecursionError):
@@ -243,7 +243,7 @@ def _events(path: Path, limit: int) -> Iterator[Event]:
 
 
 def _json_lines(path: Path, limit: int) -> Iterator[Event]:
-    """The whole JSON lines at the end of a file, among whatever else it holds."""
+    """The complete JSON lines at the end of a file; other lines are skipped."""
     try:
         lines = _end_of(path, limit).split(b"\n")[:-1]
     except OSError:
@@ -279,6 +279,6 @@ def _whole(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    """Short, on one line, and without anything that a terminal would obey."""
+    """Short, on one line, and without terminal control characters."""
     text = "".join(c if c.isprintable() else " " for c in str(value)[:LONGEST_TEXT])
     return " ".join(text.split())

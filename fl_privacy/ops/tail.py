@@ -1,4 +1,4 @@
-"""Reading the event log of a process while it grows."""
+"""Reading the event log of a process as it grows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Tail:
-    """The JSON lines of a growing log, among whatever else it holds; each is given once."""
+    """The JSON lines of a growing log, each returned once; other lines are skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -21,7 +21,7 @@ class Tail:
             return []
         with self._path.open("rb") as file:
             if file.seek(0, os.SEEK_END) < self._offset:
-                self._offset = 0  # it was put aside
+                self._offset = 0  # it was rotated
             file.seek(self._offset)
             data = file.read()
         whole = data.rfind(b"\n") + 1

@@ -16,7 +16,7 @@ from fl_privacy.ops.tail import Tail
 
 
 def score(row: Mapping[str, Any]) -> str:
-    """How good a round's model is: accuracy, or the RMSE of a forecast."""
+    """The score of a round's model: accuracy, or the RMSE of a forecast."""
     return f"rmse {row['rmse']:.4f}" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.4f}"
 
 
@@ -38,7 +38,7 @@ class State:
         """An event of the server."""
         match event["event"]:
             case "waiting":
-                self.phase = f"waiting for sites: {event.get('present', 0)} of {event.get('sites')} are there"
+                self.phase = f"waiting for sites: {event.get('present', 0)} of {event.get('sites')} present"
             case "round":
                 self.round, self.answered, self.phase = int(event["round"]), 0, "training"
             case "attempt-failed":

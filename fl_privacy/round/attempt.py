@@ -1,4 +1,4 @@
-"""What a middleware holds of a run: the attempt that is open, the model it starts from, who has come."""
+"""What a middleware knows about a run: the open attempt, the model it starts from, which sites have joined."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Attempt:
     given: int = 0
 
     def notice(self) -> None:
-        """If the end has come: wake whoever waits for it, end the streams, and forget what will not be released."""
+        """If the round is over: wake everyone who waits for it, end the streams, drop what will not be released."""
         if not self.round.is_over:
             return
         self.over.set()
@@ -43,7 +43,7 @@ class Attempt:
             self.forget()
 
     def forget(self) -> None:
-        """Let the updates go."""
+        """Drop the updates."""
         self.rows = None
         self.gone.set()
 
@@ -77,7 +77,7 @@ class RunState:
     touched: float = 0.0  # when a round was last opened
 
     def is_abandoned(self, now: float) -> bool:
-        """Whether the server has opened nothing for so long that sites need not wait for it."""
+        """Whether the server has opened no round for so long that sites should stop waiting."""
         if self.attempt is None or not self.attempt.round.is_over:
             return False
         return now > self.touched + self.attempt.round.spec.deadline + ABANDONED

@@ -1,8 +1,7 @@
-"""A party's own state after each round, on its disk: what a run is resumed from."""
+"""A party's own state after each round, on its disk: a run resumes from it."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +13,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fl_privacy.errors import FederationError
+from fl_privacy.files import PART, settle
 
-KEPT = 2  # the newest and the one before it: enough to go back where another party did not come along
+KEPT = 2  # the newest and the one before it: enough to go back a round if another party did not finish it
 EMPTY = "empty"
 _FILE = re.compile(r"^round-(\d{6})\.safetensors$")
 
@@ -35,16 +35,14 @@ class Checkpoints:
     def save(self, round: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Durable when it returns."""
         path = self._path(round)
-        draft = path.with_suffix(".tmp")
+        part = path.with_name(path.name + PART)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # safetensors cannot hold nothing, and a server that sees no model still leaves its mark.
-            save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()} or {EMPTY: np.zeros(1)}, draft)
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())
-            draft.replace(path)
+            # safetensors cannot store an empty set, and a server without a model still needs a checkpoint.
+            save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()} or {EMPTY: np.zeros(1)}, part)
+            settle(part, path)
         except OSError as error:
-            raise CheckpointError(f"checkpoint {path}: {error.strerror or error}; make room") from None
+            raise CheckpointError(f"checkpoint {path}: {error.strerror or error}; free some disk space") from None
         for old in self.rounds()[:-KEPT]:
             self._path(old).unlink(missing_ok=True)
 
@@ -52,9 +50,9 @@ class Checkpoints:
         try:
             arrays: Arrays = load_file(self._path(round))
         except FileNotFoundError:
-            raise CheckpointError(f"checkpoint: there is none after round {round} in {self._folder}") from None
+            raise CheckpointError(f"checkpoint: none after round {round} in {self._folder}") from None
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"checkpoint {self._path(round)}: {error}; remove it to go back a round") from None
+            raise CheckpointError(f"checkpoint {self._path(round)}: {error}; delete it to go back a round") from None
         return {name: array for name, array in arrays.items() if name != EMPTY}
 
     def rounds(self) -> list[int]:

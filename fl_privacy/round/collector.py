@@ -1,6 +1,6 @@
 """The server's end of a route with middleware: open, invite, and wait for the release.
 
-What the middleware counted is true; the sites' receipts are diagnostics.
+The middleware's count decides; the sites' receipts are diagnostics.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fl_privacy.errors import RoundFailed
 from fl_privacy.transcript.events import Event, Receipt
@@ -33,35 +33,25 @@ class Collector:
         self._pool = ThreadPoolExecutor(len(self._stubs))
 
     def open(self, index: int, ask: Ask, length: int, model: Vector | None = None, layers: Sequence[int] = ()) -> None:
-        """Open an attempt at one middleware; one that is being restarted is waited for, as long as a round may take."""
-        header = pb.RoundHeader(
-            run=ask.run,
-            round=ask.round,
-            attempt=ask.attempt,
-            cohort=len(ask.cohort),
-            quorum=min(self._federation.quorum, len(ask.cohort)),
-            deadline=self._federation.deadline,
-            layout=self._layout.digest,
-            length=length,
-            seed=self._federation.seed,
-            model=digest(model) if model is not None else b"",
-            parameters=model.size if model is not None else 0,
-            sites=ask.cohort,
-            layers=layers,
-        )
-        stub, until = self._stubs[index], time.monotonic() + self._federation.deadline
+        """Open an attempt at one middleware; waits for one that is restarting, at most for a round's deadline."""
+        config, size = self._federation, len(ask.cohort)
+        terms: dict[str, Any] = {"cohort": size, "quorum": min(config.quorum, size), "sites": ask.cohort, **ask.where}
+        terms |= {"deadline": config.deadline, "seed": config.seed, "layout": self._layout.digest}
+        if model is not None:
+            terms |= {"model": digest(model), "parameters": model.size}
+        header = pb.RoundHeader(**terms, length=length, layers=layers)
+        stub, until = self._stubs[index], time.monotonic() + config.deadline
         client.patiently(lambda: client.open_round(stub, header, model, CALL), until)
 
     def collect(self, ask: Ask) -> tuple[list[client.Release], list[Event]]:
         """Invite the cohort and wait until the round is over at every middleware; releases, and the sites' receipts."""
         self._sites.invite(ask)
-        request = pb.CollectRequest(run=ask.run, round=ask.round, attempt=ask.attempt)
-        timeout = self._federation.deadline + CALL
+        request, timeout = pb.CollectRequest(**ask.where), self._federation.deadline + CALL
         calls = [stub.collect(request, timeout=timeout) for stub in self._stubs]
         futures = [self._pool.submit(client.collect, call, self._federation.coding) for call in calls]
         receipts, refused = list[Event](), set[str]()
         try:
-            # With one of several aggregators gone the others would wait for the deadline.
+            # If one of several aggregators is gone, do not wait for the others until the deadline.
             while wait(futures, RECEIPT_POLL, FIRST_EXCEPTION).not_done:
                 for future in futures:
                     if future.done():
@@ -80,8 +70,7 @@ class Collector:
     def settle(self, ask: Ask, commits: Sequence[bool]) -> None:
         """Let every aggregator apply the round, or drop it."""
         for stub, commit in zip(self._stubs, commits, strict=True):
-            settle = pb.SettleRequest(run=ask.run, round=ask.round, attempt=ask.attempt, commit=commit)
-            stub.settle(settle, timeout=CALL)
+            stub.settle(pb.SettleRequest(**ask.where, commit=commit), timeout=CALL)
 
     def finish(self, run: str) -> None:
         for stub in self._stubs:

@@ -1,8 +1,8 @@
 """Sealed, signed messages from site to site over a middleware that cannot read them.
 
 A site publishes a card: a fresh X25519 key, signed by the key of its certificate. A message is encrypted to the
-recipient's card under a key of its own, and signed by the sender, over run, topic, sender and recipient: it cannot be
-read, changed, or delivered elsewhere. The middleware can only withhold it.
+recipient's card under its own key, and signed by the sender over run, topic, sender and recipient: it cannot be
+read, changed or delivered to anyone else. The middleware can only withhold it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from fl_privacy.wire.rpc import Stub
 CARD = "card"
 CALL = 20.0
 POINT = 32  # bytes of an X25519 key
-NONCE = bytes(12)  # every message has a key of its own
+NONCE = bytes(12)  # every message has its own key
 
 
 @dataclass(frozen=True)
 class Card:
-    """What others need to write to a site: whom its certificate names, and the key of the day."""
+    """What others need to write to a site: its certificate and its current encryption key."""
 
     certificate: x509.Certificate
     key: X25519PublicKey
 
 
 class Letters:
-    """One site's mail in one run."""
+    """One site's messages in one run."""
 
     def __init__(self, stub: Stub, identity: Identity, run: str, keys: Keyring) -> None:
         self._stub, self._own, self._run, self._keys = stub, identity, run, keys
@@ -51,11 +51,9 @@ class Letters:
     def publish(self) -> None:
         """Let the other sites write to this one."""
         key = self._secret.public_key().public_bytes_raw()
-        fields = {
-            "certificate": self._keys.certificate_file.read_text(),
-            "key": b64encode(key).decode(),
-            "signature": b64encode(self._sign(self._bound(CARD, self._own.name, "") + key)).decode(),
-        }
+        signature = b64encode(self._sign(self._bound(CARD, self._own.name, "") + key)).decode()
+        certificate = self._keys.certificate_file.read_text()
+        fields = {"certificate": certificate, "key": b64encode(key).decode(), "signature": signature}
         self._post("", CARD, json.dumps(fields).encode())
 
     def send(self, recipient: str, topic: str, content: bytes) -> None:
@@ -70,32 +68,24 @@ class Letters:
         self._post(recipient, topic, bytes([len(signature)]) + signature + point + sealed)
 
     def receive(self, topic: str) -> list[tuple[str, bytes]]:
-        """(sender, content) of every message that waits here and is genuine; others are dropped."""
-        cards, found = self.cards(), []
-        for letter in self._pickup(topic):
-            card = cards.get(letter.sender)
-            content = None if card is None else self._opened(letter, card)
-            if content is not None:
-                found.append((letter.sender, content))
-        return found
+        """(sender, content) of every genuine message waiting for this site; others are dropped."""
+        cards = self.cards()
+        known = [(letter, cards[letter.sender]) for letter in self._pickup(topic) if letter.sender in cards]
+        opened = [(letter.sender, self._opened(letter, card)) for letter, card in known]
+        return [(sender, content) for sender, content in opened if content is not None]
 
     def cards(self) -> dict[str, Card]:
         """The newest card of every other site, if its certificate and signature hold."""
-        found = {}
-        for letter in self._pickup(CARD):
-            card = self._card(letter)
-            if card is not None:
-                found[letter.sender] = card
-        return found
+        found = [(letter.sender, self._card(letter)) for letter in self._pickup(CARD)]
+        return {sender: card for sender, card in found if card is not None}
 
     def _card(self, letter: pb.Letter) -> Card | None:
         try:
             fields: dict[str, Any] = json.loads(letter.content)
             key = b64decode(fields["key"], validate=True)
             certificate = x509.load_pem_x509_certificate(fields["certificate"].encode())
-            certificate.verify_directly_issued_by(
-                x509.load_pem_x509_certificate(self._keys.authority_file.read_bytes())
-            )
+            authority = x509.load_pem_x509_certificate(self._keys.authority_file.read_bytes())
+            certificate.verify_directly_issued_by(authority)
             self._keys.refuse_revoked(certificate)
             if Identity.of(certificate) != Identity(self._own.federation, self._own.role, letter.sender):
                 return None
@@ -115,7 +105,7 @@ class Letters:
             return None
 
     def _bound(self, topic: str, sender: str, recipient: str) -> bytes:
-        """What a message is bound to; lengths in front keep the fields apart."""
+        """What a message is bound to; each field is prefixed with its length, so they cannot be confused."""
         fields = ("fl-privacy letter 1", self._own.federation, self._run, topic, sender, recipient)
         return b"".join(len(field.encode()).to_bytes(4, "big") + field.encode() for field in fields)
 
@@ -123,8 +113,7 @@ class Letters:
         return self._signer.sign(data, ec.ECDSA(SHA256()))
 
     def _post(self, recipient: str, topic: str, content: bytes) -> None:
-        letter = pb.Letter(run=self._run, recipient=recipient, topic=topic, content=content)
-        self._stub.post(letter, timeout=CALL)
+        self._stub.post(pb.Letter(run=self._run, recipient=recipient, topic=topic, content=content), timeout=CALL)
 
     def _pickup(self, topic: str) -> list[pb.Letter]:
         return list(self._stub.pickup(pb.PickupRequest(run=self._run, topic=topic), timeout=CALL).letters)

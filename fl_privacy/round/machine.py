@@ -13,10 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fl_privacy.errors import ProtocolError
+from fl_privacy.errors import require
+from fl_privacy.steps.base import At
 
 MAX_COHORT = 10_000
 MAX_LENGTH = 2**33  # numbers in an update as it travels
+SUPERSEDED = "superseded by a newer submission of the same client"
 
 
 class Phase(StrEnum):
@@ -28,12 +30,9 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class RoundSpec:
-    """What the server says of a round when it opens it."""
+class RoundSpec(At):
+    """What the server says about a round when it opens it."""
 
-    run: str
-    round: int
-    attempt: str
     cohort: int
     quorum: int
     deadline: float
@@ -53,13 +52,12 @@ class RoundSpec:
             "length": 1 <= self.length <= MAX_LENGTH,
         }
         for name, holds in checks.items():
-            if not holds:
-                raise ProtocolError("INVALID_ARGUMENT", f"{name}: {getattr(self, name)!r} is out of range")
+            require(holds, f"{name}: {getattr(self, name)!r} is out of range")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What a client says of its update before it sends it."""
+    """What a client says about its update before it sends it."""
 
     attempt: str
     layout: str
@@ -83,12 +81,12 @@ class Round:
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """The clients whose updates are in, by name: an order that says nothing of who came first."""
+        """The clients whose updates were accepted, by name: this order does not reveal who came first."""
         return tuple(sorted(self._accepted))
 
     @property
     def needed(self) -> int:
-        """Fewest submissions that may be released: quorum, our floor and every submission's own."""
+        """Fewest submissions that may be released: the largest of quorum, our floor and every submission's own."""
         return max(self.spec.quorum, self.floor, *(s.floor for s in self._accepted.values()), 1)
 
     @property
@@ -100,28 +98,24 @@ class Round:
         return max(0.0, self.opened_at + self.spec.deadline - now)
 
     def begin(self, client: str, submission: Submission, now: float) -> int | None:
-        """Admit a submission: a ticket for `commit`, or None if these bytes are in already.
+        """Admit a submission: a ticket for `commit`, or None if these bytes were accepted before.
 
         A newer stream of the same client supersedes its older one.
         """
-        if submission.attempt != self.spec.attempt:
-            raise ProtocolError("FAILED_PRECONDITION", "attempt: not the one that is open; fetch the round again")
-        if submission.layout != self.spec.layout:
-            raise ProtocolError("INVALID_ARGUMENT", "layout: another model than this round's; check task and model")
-        if submission.length != self.spec.length:
-            raise ProtocolError(
-                "INVALID_ARGUMENT", f"length: {submission.length} parameters where the round has {self.spec.length}"
-            )
-        if not 1 <= submission.floor <= self.spec.cohort:
-            raise ProtocolError("INVALID_ARGUMENT", f"floor: {submission.floor} in a cohort of {self.spec.cohort}")
+        spec = self.spec
+        reopened = "attempt: not the one that is open; fetch the round again"
+        require(submission.attempt == spec.attempt, reopened, "FAILED_PRECONDITION")
+        require(submission.layout == spec.layout, "layout: another model than this round's; check task and model")
+        require(submission.length == spec.length, f"length: {submission.length}, but the round has {spec.length}")
+        require(1 <= submission.floor <= spec.cohort, f"floor: {submission.floor} in a cohort of {spec.cohort}")
         if client in self._accepted:
-            if self._accepted[client].digest == submission.digest:
-                return None
-            raise ProtocolError("ALREADY_EXISTS", "digest: another update of this client is in already")
+            same = self._accepted[client].digest == submission.digest
+            require(same, "digest: another update of this client was accepted before", "ALREADY_EXISTS")
+            return None
         self.tick(now)
         self._check_open()
-        if client not in self._running and len(self._accepted) + len(self._running) >= self.spec.cohort:
-            raise ProtocolError("RESOURCE_EXHAUSTED", f"round {self.spec.round} has its cohort of {self.spec.cohort}")
+        free = client in self._running or len(self._accepted) + len(self._running) < spec.cohort
+        require(free, f"round {spec.round} has its cohort of {spec.cohort}", "RESOURCE_EXHAUSTED")
         self.phase = Phase.COLLECTING
         self._ticket += 1
         self._running[client] = self._ticket
@@ -132,14 +126,13 @@ class Round:
         return self._running.get(client) == ticket
 
     def check(self, client: str, ticket: int, now: float) -> None:
-        """Whether this stream may go on: nothing is written for a superseded one, nor once the round is over."""
-        if not self.holds(client, ticket):
-            raise ProtocolError("ABORTED", "superseded by a newer submission of the same client")
+        """Refuse to continue a stream that was superseded, or whose round is over: nothing more is written."""
+        require(self.holds(client, ticket), SUPERSEDED, "ABORTED")
         self.tick(now)
         self._check_open()
 
     def commit(self, client: str, ticket: int, submission: Submission, now: float) -> None:
-        """The whole update is in and checked. All or nothing: before this call it did not exist."""
+        """The whole update has arrived and was checked. All or nothing: before this call it does not count."""
         self.check(client, ticket, now)
         del self._running[client]
         self._accepted[client] = submission
@@ -147,35 +140,34 @@ class Round:
             self._close()
 
     def abort(self, client: str, ticket: int) -> None:
-        """A stream broke off: the round is as if it had not begun."""
+        """A stream broke off: the round continues as if it had never started."""
         if self.holds(client, ticket):
             del self._running[client]
 
     def tick(self, now: float) -> Phase:
-        """Let the deadline pass if it has."""
+        """Close the round if its deadline has passed."""
         if not self.is_over and now >= self.opened_at + self.spec.deadline:
             self._close()
         return self.phase
 
     def fail(self, reason: str) -> None:
-        """Give the round up, unless it has been released; the first reason stands."""
+        """Give up the round, unless it was released; the first reason is kept."""
         if self.phase not in (Phase.RELEASED, Phase.FAILED):
             self.phase, self.reason = Phase.FAILED, reason
 
     def release(self) -> tuple[str, ...]:
         """Hand out the round, once; returns whose updates are in it."""
-        if self.phase is not Phase.CLOSED:
-            raise ProtocolError("FAILED_PRECONDITION", f"round {self.spec.round} is {self.phase}: nothing to release")
+        closed = self.phase is Phase.CLOSED
+        require(closed, f"round {self.spec.round} is {self.phase}: nothing to release", "FAILED_PRECONDITION")
         self.phase = Phase.RELEASED
         return self.accepted
 
     def _check_open(self) -> None:
-        if self.is_over:
-            raise ProtocolError("FAILED_PRECONDITION", f"round {self.spec.round} is {self.phase}; it takes no more")
+        over = f"round {self.spec.round} is {self.phase}; it accepts no more updates"
+        require(not self.is_over, over, "FAILED_PRECONDITION")
 
     def _close(self) -> None:
-        count, needed = len(self._accepted), self.needed
-        if count >= needed:
+        if len(self._accepted) >= self.needed:
             self.phase = Phase.CLOSED
         else:
-            self.fail(f"{count} of {self.spec.cohort} updates came, {needed} are needed")
+            self.fail(f"{len(self._accepted)} of {self.spec.cohort} updates came, {self.needed} are needed")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
 from fl_privacy.coding import Payload
-from fl_privacy.errors import ProtocolError
+from fl_privacy.errors import require
 from fl_privacy.steps.base import At
 from fl_privacy.vector import Vector
 from fl_privacy.wire import client, rpc
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 POLL = 20.0  # seconds a fetch waits at the middleware before it asks again
 CALL = 60.0  # seconds a call may take beyond the waiting
-LONGEST = 11 * 3600.0  # seconds of a ticket: Flower drops an answer after 12 hours, and the server invites again
+LONGEST = 11 * 3600.0  # seconds that a ticket lasts: Flower drops a reply after 12 hours; the server invites again
 
 
 class Parts(Protocol):
-    """How an update is divided over the middleware, and a model put together from it."""
+    """How an update is split over the middleware, and how a model is joined from its parts."""
 
     def split(self, payload: Payload) -> list[Payload]: ...
 
@@ -42,8 +43,8 @@ class Member:
         self._until = 0.0
 
     def rounds(self, ticket: Ticket, model: Vector | None) -> Iterator[tuple[At, Vector]]:
-        if model is not None:
-            raise ProtocolError("PERMISSION_DENIED", "ticket: this federation's models do not come through Flower")
+        through_flower = "ticket: this federation's models do not travel through Flower"
+        require(model is None, through_flower, "PERMISSION_DENIED")
         seen, end = pb.RoundHeader(round=ticket.first - 1), time.monotonic() + LONGEST
         while seen.round < ticket.last and (found := self._next(ticket.run, seen, end)) is not None:
             seen, model = found
@@ -56,31 +57,25 @@ class Member:
     def deliver(self, at: At, payload: Payload) -> None:
         with self._metrics.phase("uploading"):
             for stub, part in zip(self._stubs, self._parts.split(payload), strict=True):
-                self._submit(stub, part)
+                client.patiently(partial(self._submit, stub, part), self._until)
+
+    def _submit(self, stub: rpc.Stub, part: Payload) -> bool:
+        left, config = max(1.0, self._until - time.monotonic()), self._federation
+        return client.submit(stub, self._open, part, left, config.coding, self._tier, config.floor)
 
     def reply(self) -> Payload | None:
-        """Nothing of an update goes through Flower."""
+        """No part of an update travels through Flower."""
         return None
 
-    def _submit(self, stub: rpc.Stub, part: Payload) -> None:
-        def send() -> bool:
-            left = max(1.0, self._until - time.monotonic())
-            return client.submit(
-                stub, self._open, part, left, self._federation.coding, self._tier, self._federation.floor
-            )
-
-        client.patiently(send, self._until)
-
     def _check(self, header: pb.RoundHeader, model: Vector) -> None:
-        if header.layout != self._layout.digest or model.size != self._layout.size:
-            raise ProtocolError("INVALID_ARGUMENT", "layout: the round is of another model than this site's task")
-        if self._layers and tuple(header.layers) != self._layers:
-            raise ProtocolError("INVALID_ARGUMENT", "layers: not those of this site's model")
+        fits = (header.layout, model.size) == (self._layout.digest, self._layout.size)
+        require(fits, "layout: the round's model is not that of this site's task")
+        require(self._layers in ((), tuple(header.layers)), "layers: not those of this site's model")
 
     def _next(self, run: str, seen: pb.RoundHeader, end: float) -> tuple[pb.RoundHeader, Vector] | None:
-        """The next round that all of the middleware agrees on, and its model; None when the run is over.
+        """The next round on which all middleware agrees, and its model; None when the run is over.
 
-        A site that is not in a cohort waits for the next one: the middleware ends the wait when a run is abandoned.
+        A site outside a round's cohort waits for the next round; the middleware ends the wait if a run is abandoned.
         """
         while time.monotonic() < end:
             with self._metrics.phase("fetching"):
@@ -89,7 +84,9 @@ class Member:
             if any(header.finished for header, _ in answers):
                 return None
             if all(header.round for header, _ in answers) and len({h.attempt for h, _ in answers}) == 1:
-                return answers[0][0], self._join([model for _, model in answers])
+                models = [model for _, model in answers if model is not None]
+                require(len(models) == len(answers), "model: the middleware sent none", "DATA_LOSS")
+                return answers[0][0], self._parts.join(models)
         return None
 
     def _fetch(self, stub: rpc.Stub, run: str, seen: pb.RoundHeader) -> tuple[pb.RoundHeader, Vector | None]:
@@ -97,9 +94,3 @@ class Member:
         # A middleware that was restarted does not know the run until the server opens its next round.
         until = time.monotonic() + self._federation.deadline
         return client.patiently(lambda: client.fetch(stub, request, POLL + CALL), until, grpc.StatusCode.NOT_FOUND)
-
-    def _join(self, models: list[Vector | None]) -> Vector:
-        whole = [model for model in models if model is not None]
-        if len(whole) != len(models):
-            raise ProtocolError("DATA_LOSS", "model: the middleware sent none")
-        return self._parts.join(whole)

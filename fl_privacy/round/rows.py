@@ -1,4 +1,4 @@
-"""Where a middleware keeps the updates of one attempt: rows of a matrix, only as long as the round lives."""
+"""Where a middleware keeps the updates of one attempt: rows of a matrix, dropped when the round ends."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 import psutil
 
 from fl_privacy.coding import FLOAT32, Coding, Payload
-from fl_privacy.errors import ProtocolError
+from fl_privacy.errors import require
 from fl_privacy.shuffle import reorder
 
 
 class Rows:
-    """One row a client, written in place while its stream arrives.
+    """One row per client, written in place while its stream arrives.
 
-    They lie in a nameless file in memory, `file`: a process that is handed the descriptor can work on them in place.
+    The rows are in an anonymous file in memory, `file`: a process that gets the descriptor can work on them in place.
     """
 
     def __init__(self, cohort: int, length: int, coding: Coding = FLOAT32) -> None:
         size = coding.type.itemsize * cohort * length
-        if size > psutil.virtual_memory().total:
-            raise ProtocolError("RESOURCE_EXHAUSTED", f"length: no memory for {cohort} updates of {length} numbers")
+        fits = size <= psutil.virtual_memory().total
+        require(fits, f"length: no memory for {cohort} updates of {length} numbers", "RESOURCE_EXHAUSTED")
         self.file = os.memfd_create("rows")
         weakref.finalize(self, os.close, self.file)
         os.ftruncate(self.file, size)
@@ -41,7 +41,7 @@ class Rows:
         return row
 
     def drop(self, client: str) -> None:
-        """Give the row back: the stream broke off."""
+        """Free the row: the stream broke off."""
         if client in self._slot:
             self._free.append(self._slot.pop(client))
 
@@ -49,14 +49,14 @@ class Rows:
         self._tier[client] = tier
 
     def gather(self, clients: Sequence[str]) -> tuple[Payload, list[str]]:
-        """The rows of these clients in their order, moved together in place, and their tiers; no row is taken after."""
+        """The rows of these clients in this order, moved together in place, and their tiers. Take no row afterwards."""
         matrix = reorder(self._matrix, [self._slot[c] for c in clients])
         self._slot, self._free = {client: row for row, client in enumerate(clients)}, []
         return matrix, [self._tier[c] for c in clients]
 
 
 def mapped(file: int, rows: int, length: int, dtype: str = FLOAT32.dtype) -> Payload:
-    """The first rows in a file, as a matrix; what is written to it is in the file."""
+    """The first rows in a file, as a matrix; writing to it writes to the file."""
     kind = np.dtype(dtype)
     matrix = np.frombuffer(mmap.mmap(file, kind.itemsize * rows * length), kind)
     return matrix.reshape(rows, length)

@@ -1,4 +1,4 @@
-"""What shuffler and aggregators have in common: rounds are opened, updates submitted, models fetched."""
+"""The service that shuffler and aggregators share: open rounds, accept updates, serve models and mail."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.coding import MAX_PARAMETERS
-from fl_privacy.errors import ProtocolError
+from fl_privacy.errors import ProtocolError, require
 from fl_privacy.identity.keyring import peer
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics
 from fl_privacy.round.attempt import Attempt, RunState
-from fl_privacy.round.machine import Phase, Round, RoundSpec, Submission
+from fl_privacy.round.machine import SUPERSEDED, Phase, Round, RoundSpec, Submission
 from fl_privacy.round.mailbox import Mailbox
 from fl_privacy.round.rows import Rows
 from fl_privacy.transcript.recorder import RunRecorder
@@ -44,12 +46,10 @@ class Middleware(ABC):
     metrics: Metrics = OFF
 
     def __init__(self, federation: Federation, log: Log, recorder: RunRecorder | None = None) -> None:
-        self.federation, self.coding = federation, federation.coding
-        self.log = log
-        self.recorder = recorder
+        self.federation, self.coding, self.log, self.recorder = federation, federation.coding, log, recorder
         self.runs: dict[str, RunState] = {}
-        self.released: set[str] = set()  # of all runs: a name is the server's choice, and a site resends the same bytes
-        # A privatised update must say its budget: the server weighs it by that, and a bucket is made of it.
+        self.released: set[str] = set()  # in all runs: the server chooses the names, and a site resends the same bytes
+        # A privatised update must state its budget: the server weights it by that, and buckets are formed from it.
         bare = () if federation.unit is not None else ("",)
         self._tiers = {site.name: (site.tier, *bare) for site in federation.sites}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,7 +69,7 @@ class Middleware(ABC):
         raise ProtocolError("UNIMPLEMENTED", "seed: only aggregators are seeded")
 
     def refused(self, error: ProtocolError) -> None:
-        """Called for every request that is turned away."""
+        """Called for every request that is refused."""
         self.metrics.reject(error.code, str(error))
         self.log.rate_limited("refused", code=error.code, reason=str(error), own={"peer": _caller.get()})
 
@@ -77,42 +77,26 @@ class Middleware(ABC):
         """The server opens an attempt at a round; an older attempt that is still open fails."""
         self._peer(context, "server")
         header = header_of(await first(parts), "round")
-        spec = RoundSpec(
-            run=header.run,
-            round=header.round,
-            attempt=header.attempt,
-            cohort=header.cohort,
-            quorum=header.quorum,
-            deadline=header.deadline,
-            layout=header.layout,
-            length=header.length,
-            seed=header.seed,
-        )
-        if not self.federation.floor <= spec.cohort <= len(self.federation.sites):
-            raise ProtocolError("INVALID_ARGUMENT", f"cohort: {spec.cohort} of {len(self.federation.sites)} sites")
+        spec = RoundSpec(*(getattr(header, field.name) for field in fields(RoundSpec)))
+        floor, most = self.federation.floor, len(self.federation.sites)
+        require(floor <= spec.cohort <= most, f"cohort: {spec.cohort} of {most} sites")
         layers, invited = self._layers(header), self._invited(header)
         state = self._state(spec.run, create=True)
         self._check_new(spec)
         model = await self.prepare(state, header, parts)
         rows = Rows(spec.cohort, spec.length, self.coding)
-        self._check_new(spec)  # others may have been opened, and released, while the model came
+        self._check_new(spec)  # others may have been opened, and released, while the model arrived
         if state.attempt:
             state.attempt.fail("a newer attempt was opened")
         self.put_model(state, model, header.round - 1)
-        state.attempt = Attempt(Round(spec, self.federation.floor, time.monotonic()), rows, layers, invited)
+        state.attempt = Attempt(Round(spec, floor, time.monotonic()), rows, layers, invited)
         state.finished, state.touched = False, time.monotonic()
         self.metrics.opened(1)
-        self._spawn(self._watch(state.attempt))
+        task = asyncio.create_task(self._watch(state.attempt))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         state.notify()
-        self.log(
-            "opened",
-            run=spec.run,
-            round=spec.round,
-            attempt=spec.attempt,
-            cohort=spec.cohort,
-            quorum=spec.quorum,
-            floor=self.federation.floor,
-        )
+        self.log("opened", **spec.where, cohort=spec.cohort, quorum=spec.quorum, floor=floor)
         return pb.Empty()
 
     def _peer(self, context: Any, role: str) -> str:
@@ -124,48 +108,43 @@ class Middleware(ABC):
     def _site(self, context: Any) -> str:
         """The calling site's name; a certificate outlives a site's membership."""
         name = self._peer(context, "site")
-        if name not in self.federation.site_names:
-            raise ProtocolError("PERMISSION_DENIED", f"site {name!r} is not in this federation")
+        require(name in self.federation.site_names, f"site {name!r} is not in this federation", "PERMISSION_DENIED")
         return name
 
     def _join(self, state: RunState, site: str) -> None:
-        """Note a site's first call in a run. For our own operator: when a site came is nobody else's business."""
+        """Log a site's first call in a run, for our own operator only: nobody else may learn when a site came."""
         if site not in state.joined:
             state.joined.add(site)
             self.log.own("joined", run=state.name, site=site)
 
     def _invited(self, header: pb.RoundHeader) -> frozenset[str]:
-        names = frozenset(header.sites) or frozenset(self.federation.site_names)
-        if not names <= set(self.federation.site_names) or len(names) < header.cohort:
-            raise ProtocolError("INVALID_ARGUMENT", "sites: not a cohort of this federation")
+        known = frozenset(self.federation.site_names)
+        names = frozenset(header.sites) or known
+        require(names <= known and len(names) >= header.cohort, "sites: not a cohort of this federation")
         return names
 
     def _layers(self, header: pb.RoundHeader) -> tuple[int, ...]:
         """Where each layer of an update ends, as it travels."""
         ends = tuple(header.layers)
-        if list(ends) != sorted(set(ends)) or (ends and (ends[0] < 1 or self.coding.length(ends[-1]) != header.length)):
-            raise ProtocolError("INVALID_ARGUMENT", "layers: not a division of the model")
+        whole = not ends or (ends[0] >= 1 and self.coding.length(ends[-1]) == header.length)
+        require(whole and list(ends) == sorted(set(ends)), "layers: not a division of the model")
         return ends
 
     def _check_new(self, spec: RoundSpec) -> None:
-        if spec.attempt in self.released:
-            raise ProtocolError("ALREADY_EXISTS", "attempt: was released before; open a new one")
-        if any(state.attempt and state.attempt.round.spec.attempt == spec.attempt for state in self.runs.values()):
-            raise ProtocolError("ALREADY_EXISTS", "attempt: is open already")
+        current = [state.attempt.round.spec.attempt for state in self.runs.values() if state.attempt]
+        require(spec.attempt not in self.released, "attempt: was released before; open a new one", "ALREADY_EXISTS")
+        require(spec.attempt not in current, "attempt: is already open", "ALREADY_EXISTS")
 
     async def submit(self, parts: Parts, context: Any) -> pb.SubmitReply:
         """A site's update: all or nothing, once."""
         client = self._site(context)
         header = header_of(await first(parts), "vector")
         attempt = self._attempt(header.run, header.round)
-        if header.dtype != self.coding.name:
-            raise ProtocolError("INVALID_ARGUMENT", f"dtype: {header.dtype[:20]!r} is not {self.coding.name}")
-        if len(header.digest) != hashlib.sha256().digest_size:
-            raise ProtocolError("INVALID_ARGUMENT", "digest: not a SHA-256")
-        if client not in attempt.invited:
-            raise ProtocolError("PERMISSION_DENIED", f"round: {header.round} is not one this site is invited to")
-        if header.tier not in self._tiers[client]:
-            raise ProtocolError("INVALID_ARGUMENT", "tier: not the one that the federation has for this site")
+        require(header.dtype == self.coding.name, f"dtype: {header.dtype[:20]!r} is not {self.coding.name}")
+        require(len(header.digest) == hashlib.sha256().digest_size, "digest: not a SHA-256")
+        uninvited = f"round: this site is not invited to round {header.round}"
+        require(client in attempt.invited, uninvited, "PERMISSION_DENIED")
+        require(header.tier in self._tiers[client], "tier: not the one that the federation has for this site")
         submission = Submission(header.attempt, header.layout, header.length, header.digest, max(1, header.floor))
         ticket = attempt.round.begin(client, submission, time.monotonic())
         self._join(self._state(header.run), client)
@@ -200,7 +179,7 @@ class Middleware(ABC):
             rows.label(client, tier)
         except TimeoutError:
             if not attempt.round.holds(client, ticket):
-                raise ProtocolError("ABORTED", "superseded by a newer submission of the same client") from None
+                raise ProtocolError("ABORTED", SUPERSEDED) from None
             raise ProtocolError("DEADLINE_EXCEEDED", f"round {attempt.round.spec.round}: the deadline passed") from None
         finally:
             if attempt.streams.get(client) is limit:
@@ -210,11 +189,9 @@ class Middleware(ABC):
                 rows.drop(client)
 
     async def collect(self, request: pb.CollectRequest, context: Any) -> AsyncIterator[pb.Chunk | memoryview]:
-        """The server's barrier: answers when the round is over, never before."""
+        """The server's barrier: it answers when the round is over, never before."""
         self._peer(context, "server")
-        attempt = self._attempt(request.run, request.round)
-        if attempt.round.spec.attempt != request.attempt:
-            raise ProtocolError("FAILED_PRECONDITION", "attempt: not the one that is open")
+        attempt = self._attempt(request.run, request.round, request.attempt)
         await attempt.over.wait()
         state = self._state(request.run)
         if attempt.round.phase is Phase.FAILED:
@@ -235,16 +212,13 @@ class Middleware(ABC):
             state = self._state(request.run)
             self._join(state, site)
             header = await self._next_round(state, request, site)
+        arrays = []
         if state.model is not None and (header.round or request.newest) and not header.finished:
-            header.model = state.model_digest
-            header.length = state.model.size
-            arrays = [state.model]
+            header.model, header.length, arrays = state.model_digest, state.model.size, [state.model]
             if state.attempt is not None and not request.newest:
                 state.attempt.given += state.model.nbytes
             else:
                 self.metrics.moved("out", state.model.nbytes)
-        else:
-            arrays = []
         for part in chunks(pb.Chunk(round=header), arrays):
             yield part
 
@@ -253,41 +227,32 @@ class Middleware(ABC):
         while not state.finished and not state.is_abandoned(time.monotonic()):
             attempt = state.attempt
             if attempt and attempt.awaits(site) and _wanted(attempt.round.spec, request):
-                spec = attempt.round.spec
-                return pb.RoundHeader(
-                    run=spec.run,
-                    round=spec.round,
-                    attempt=spec.attempt,
-                    cohort=spec.cohort,
-                    quorum=spec.quorum,
-                    deadline=attempt.round.remaining(time.monotonic()),
-                    layout=spec.layout,
-                    seed=spec.seed,
-                    layers=attempt.layers,
-                )
+                left = attempt.round.remaining(time.monotonic())
+                # In a reply the length is the model's: it is set when the model is added.
+                terms = {**vars(attempt.round.spec), "deadline": left, "length": 0}
+                return pb.RoundHeader(**terms, layers=attempt.layers)
             try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - time.monotonic()):
+                async with asyncio.timeout(until - time.monotonic()):
                     await state.changed.wait()
             except TimeoutError:
                 return pb.RoundHeader(run=state.name)
         return pb.RoundHeader(run=state.name, finished=True)
 
     async def post(self, request: pb.Letter, context: Any) -> pb.Empty:
-        """A site leaves a message for another, or for all; what is in it is none of ours."""
+        """A site leaves a message for another site, or for all; the middleware cannot read it."""
         request.sender = self._site(context)
-        if request.recipient and request.recipient not in self.federation.site_names:
-            raise ProtocolError("NOT_FOUND", "recipient: no site of this federation")
+        known = request.recipient in ("", *self.federation.site_names)
+        require(known, "recipient: no site of this federation", "NOT_FOUND")
         self._state(request.run).mail.post(request, time.monotonic())
         return pb.Empty()
 
     async def pickup(self, request: pb.PickupRequest, context: Any) -> pb.Letters:
         """A site takes the messages that are for it."""
-        site = self._site(context)
-        mail = self._state(request.run).mail
+        site, mail = self._site(context), self._state(request.run).mail
         return pb.Letters(letters=mail.pickup(site, request.topic, time.monotonic()))
 
     async def finish(self, request: pb.FinishRequest, context: Any) -> pb.Empty:
-        """The run is over: waiting sites go home and its memory is freed."""
+        """The run is over: waiting sites are released and its memory is freed."""
         self._peer(context, "server")
         state = self._state(request.run)
         if state.attempt:
@@ -299,8 +264,7 @@ class Middleware(ABC):
 
     async def take_model(self, length: int, wanted: bytes, parts: Parts) -> NDArray[np.float32]:
         """Read a model of that digest from the rest of a stream."""
-        if not 1 <= length <= MAX_PARAMETERS:
-            raise ProtocolError("INVALID_ARGUMENT", f"length: {length} is out of range")
+        require(1 <= length <= MAX_PARAMETERS, f"length: {length} is out of range")
         model = np.empty(length, np.float32)
         receiver = Receiver(model, wanted)
         async for part in parts:
@@ -322,16 +286,13 @@ class Middleware(ABC):
             self._ended(attempt)
 
     async def _see_out(self, attempt: Attempt) -> None:
-        """Let the deadline pass; drop the updates of a closed round that nobody comes for."""
+        """Wait for the round's end; drop the updates of a closed round that nobody collects."""
         while not attempt.over.is_set():
             attempt.round.tick(time.monotonic())
             attempt.notice()
-            with_slack = attempt.round.remaining(time.monotonic()) + 0.001
-            try:
-                async with asyncio.timeout(with_slack):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(attempt.round.remaining(time.monotonic()) + 0.001):
                     await attempt.over.wait()
-            except TimeoutError:
-                continue
         self._account(attempt)
         try:
             # From the deadline on: until then another aggregator may still be collecting the same round.
@@ -351,44 +312,32 @@ class Middleware(ABC):
         self.metrics.moved("out", attempt.given)
 
     def _ended(self, attempt: Attempt) -> None:
-        """Count how it ended, and say what was not released and why."""
+        """Count how it ended; log why it was not released, if so."""
         round = attempt.round
         self.metrics.ended("released" if attempt.delivered else "failed")
         if not attempt.delivered:
-            self.log(
-                "not-released",
-                run=round.spec.run,
-                round=round.spec.round,
-                attempt=round.spec.attempt,
-                count=len(round.accepted),
-                floor=round.needed,
-                reason=round.reason or "it broke off while it was being released",
-            )
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            reason = round.reason or "it broke off while it was being released"
+            count, needed = len(round.accepted), round.needed
+            self.log("not-released", **round.spec.where, count=count, floor=needed, reason=reason)
 
     def _state(self, run: str, create: bool = False) -> RunState:
         if run in self.runs:
             return self.runs[run]
-        if not create:
-            raise ProtocolError("NOT_FOUND", "run: not known here")
-        if not 0 < len(run) <= 128:
-            raise ProtocolError("INVALID_ARGUMENT", "run: a name of 1 to 128 characters is needed")
+        require(create, "run: not known here", "NOT_FOUND")
+        require(0 < len(run) <= 128, "run: a name of 1 to 128 characters is needed")
         idle = [name for name, state in self.runs.items() if state.attempt is None or state.attempt.round.is_over]
         for name in idle[: max(0, len(self.runs) - MAX_RUNS + 1)]:
             del self.runs[name]
-        if len(self.runs) >= MAX_RUNS:
-            raise ProtocolError("RESOURCE_EXHAUSTED", f"run: {MAX_RUNS} runs are open already")
-        self.runs[run] = RunState(run)
-        return self.runs[run]
+        require(len(self.runs) < MAX_RUNS, f"run: {MAX_RUNS} runs are already open", "RESOURCE_EXHAUSTED")
+        return self.runs.setdefault(run, RunState(run))
 
-    def _attempt(self, run: str, round: int) -> Attempt:
+    def _attempt(self, run: str, round: int, name: str | None = None) -> Attempt:
+        """The open attempt at a round, which must be the one of this name if one is given."""
         attempt = self._state(run).attempt
         if attempt is None or attempt.round.spec.round != round:
             raise ProtocolError("NOT_FOUND", f"round: {round} is not open")
+        ours = name in (None, attempt.round.spec.attempt)
+        require(ours, "attempt: not the one that is open", "FAILED_PRECONDITION")
         return attempt
 
 
@@ -399,11 +348,11 @@ def _wanted(spec: RoundSpec, request: pb.FetchRequest) -> bool:
 
 
 async def first(parts: Parts) -> Part:
-    """The first part of a stream; an empty stream is refused, and one that does not begin."""
+    """The first part of a stream; refuses an empty stream and one that does not start in time."""
     try:
         async with asyncio.timeout(HEADER_WAIT):
             async for part in parts:
                 return part
     except TimeoutError:
-        raise ProtocolError("DEADLINE_EXCEEDED", "stream: no header came") from None
+        raise ProtocolError("DEADLINE_EXCEEDED", "stream: no header arrived") from None
     raise ProtocolError("INVALID_ARGUMENT", "stream: empty")

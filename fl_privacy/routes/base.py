@@ -1,7 +1,7 @@
-"""A route: how updates get from the sites to whoever combines them. Both of its ends stand in one file.
+"""A route: how updates get from the sites to whoever combines them. Both of its ends are in one file.
 
-Whoever needs to know something of the route asks it: the site and the server for their ends, launching and
-certificates for its parties, `plan` for its cost, the config for its demands. Nobody tests its kind.
+Other code asks the route itself: site and server ask for their ends, launching and certificates for its parties, `plan`
+for its cost, the config for its demands. No other code tests its kind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Ticket(Model):
     """What the server may ask of a site: the rounds `first` to `last` of a run, and nothing else.
 
-    What a round is, a site reads from the middleware; a route without one names the attempt in the ticket.
+    A site reads the round's terms from the middleware; a route without one names the attempt in the ticket.
     """
 
     run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
@@ -41,22 +41,15 @@ class Ticket(Model):
 
 
 @dataclass(frozen=True)
-class Ask:
+class Ask(At):
     """One attempt at one round, as the server starts it."""
 
-    run: str
-    round: int
-    attempt: str
     cohort: list[str]
-
-    @property
-    def at(self) -> At:
-        return At(self.run, self.round, self.attempt)
 
 
 @dataclass
 class Outcome:
-    """What the server received: rows and tiers on the routes that show it any, receipts, and bytes."""
+    """What the server received: rows and tiers (on routes that show it any), receipts, and the number of bytes."""
 
     count: int
     rows: Payload | None = None
@@ -66,35 +59,33 @@ class Outcome:
 
 
 class Invitations(Protocol):
-    """The server's way to the sites: tickets through Flower, and their answers."""
+    """How the server reaches the sites: tickets through Flower, and the replies to them."""
 
     def invite(self, ask: Ask, model: Vector | None = None) -> None:
-        """See to it that every site of the cohort holds a ticket for this round."""
+        """Make sure that every site of the cohort holds a ticket for this round."""
 
     def answers(self, ask: Ask) -> list[tuple[str, str, Payload | None]]:
-        """(site, status, update) of what came since the last call; sites that came back are invited again."""
+        """(site, status, update) of the replies since the last call; sites that came back are invited again."""
 
 
 @dataclass(frozen=True)
-class SiteSeat:
-    """What a route finds at a site."""
+class Seat:
+    """What a route has available at either end."""
 
     federation: Federation
     layout: Layout
     keys: Keyring
     middleware: Sequence[str]
+
+
+@dataclass(frozen=True)
+class SiteSeat(Seat):
     tier: str
     metrics: Metrics
 
 
 @dataclass(frozen=True)
-class ServerSeat:
-    """What a route finds at the server."""
-
-    federation: Federation
-    layout: Layout
-    keys: Keyring
-    middleware: Sequence[str]
+class ServerSeat(Seat):
     sites: Invitations
 
 
@@ -108,7 +99,7 @@ class SiteEnd(Protocol):
         """Send an update."""
 
     def reply(self) -> Payload | None:
-        """What goes back through Flower with the receipt."""
+        """What the site sends back through Flower with the receipt."""
 
 
 class ServerEnd(Protocol):
@@ -118,7 +109,7 @@ class ServerEnd(Protocol):
         """One attempt at a round."""
 
     def copies(self, ask: Ask) -> int:
-        """How often the server sends the model out in a round."""
+        """How many copies of the model the server sends in a round."""
 
     def finish(self, run: str) -> None:
         """The run is over."""
@@ -128,8 +119,8 @@ class Route(Choice, ABC):
     """A choice for `route`."""
 
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect")  # of every round, in order
-    shows: ClassVar[str] = "rows"  # what whoever combines gets of a round: rows, or a sum
-    long_tickets: ClassVar[bool] = True  # one ticket may be for many rounds
+    shows: ClassVar[str] = "rows"  # what the combining party gets from a round: rows, or a sum
+    long_tickets: ClassVar[bool] = True  # one ticket may cover many rounds
 
     @property
     def floor(self) -> int:
@@ -147,10 +138,10 @@ class Route(Choice, ABC):
     def problems(self, federation: Federation) -> Iterator[str]:
         rule = federation.combine
         if rule.needs_rows and self.shows != "rows":
-            yield f"combine.kind: {rule.kind} needs single updates, and route {self.kind} gives their sum; use fedavg"
+            yield f"combine.kind: {rule.kind} needs single updates, and route {self.kind} gives a sum; use fedavg"
 
     def recombinations(self, parameters: int) -> float | None:
-        """log10 of the ways to put one update together again from what is released; None unless values are mixed."""
+        """log10 of the ways to reassemble one update from what is released; None unless values are mixed."""
         return None
 
     @abstractmethod
@@ -170,18 +161,18 @@ R = TypeVar("R", bound=Route)
 
 
 def only(route: Route, kind: type[R], role: str) -> R:
-    """The route as the one that has a role, for the process that plays it."""
+    """The route as the type that has this role, for the process of the role."""
     if not isinstance(route, kind):
         raise ConfigError(f"route.kind: {route.kind!r} has no {role}; use {kind.model_fields['kind'].default}")
     return route
 
 
 def by_parameter(federation: Federation, who: str) -> Iterator[str]:
-    """The problem of whoever moves or cuts updates by parameter, where what travels cannot be told apart so."""
+    """The problem of routes that move or split updates by parameter, if the coding has no numbers per parameter."""
     if not federation.coding.per_parameter:
-        yield f"encode: {federation.coding.name} has no numbers of single parameters, which {who} needs; use none"
+        yield f"encode: {federation.coding.name} has no numbers per parameter, which {who} needs; use none"
 
 
 def tickets(federation: Federation) -> float:
-    """Flower messages that a site costs the server per round: a ticket and its receipt, shared by a ticket's rounds."""
+    """Flower messages per site and round: a ticket and its receipt, shared by all rounds of the ticket."""
     return 2 / federation.rounds_per_ticket

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from fl_privacy.coding import Payload
-from fl_privacy.errors import ProtocolError, RoundFailed
+from fl_privacy.errors import ProtocolError, RoundFailed, require
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket
 from fl_privacy.steps.base import At
 from fl_privacy.theory.cost import Cost, cost
@@ -52,8 +52,8 @@ class AtSite:
         self._update = None
         if model is None or not ticket.attempt:
             raise ProtocolError("INVALID_ARGUMENT", "ticket: came without a model or an attempt")
-        if model.shape != (self._size,) or not np.isfinite(model).all():
-            raise ProtocolError("INVALID_ARGUMENT", "model: not of this federation's layout, or not finite")
+        sound = model.shape == (self._size,) and bool(np.isfinite(model).all())
+        require(sound, "model: not of this federation's layout, or not finite")
         yield At(ticket.run, ticket.first, ticket.attempt), model
 
     def deliver(self, at: At, payload: Payload) -> None:
@@ -70,7 +70,11 @@ class AtServer:
         self._federation, self._sites, self._size = seat.federation, seat.sites, seat.layout.size
 
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
-        from fl_privacy.transcript.events import Event, Receipt, rows_of  # no config needs the transcript
+        from fl_privacy.transcript.events import (  # reading a config does not need the transcript
+            Event,
+            Receipt,
+            rows_of,
+        )
 
         self._sites.invite(ask, model)
         until, failed = time.monotonic() + self._federation.deadline, 0
@@ -86,10 +90,8 @@ class AtServer:
         if len(updates) < self._federation.quorum:
             raise RoundFailed(f"{len(updates)} of {len(ask.cohort)} updates came, {self._federation.quorum} are needed")
         names = sorted(updates)
-        matrix = np.stack([updates[name] for name in names])
-        receipts += rows_of(names)
-        tiers = [self._federation.site(name).tier for name in names]
-        return Outcome(len(names), matrix, tiers, receipts, matrix.nbytes)
+        matrix, tiers = np.stack([updates[n] for n in names]), [self._federation.site(n).tier for n in names]
+        return Outcome(len(names), matrix, tiers, [*receipts, *rows_of(names)], matrix.nbytes)
 
     def _is_sound(self, update: Payload) -> bool:
         coding = self._federation.coding
@@ -103,4 +105,4 @@ class AtServer:
         return len(ask.cohort)
 
     def finish(self, run: str) -> None:
-        """Nobody else takes part in a run."""
+        """No other party takes part in a run."""

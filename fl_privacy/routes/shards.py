@@ -1,4 +1,4 @@
-"""`route: {kind: shards}`: updates are cut over several aggregators, and the server gets none of them."""
+"""`route: {kind: shards}`: updates are split over several aggregators, and the server gets none of them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Settlement(Protocol):
-    """Which aggregators may apply a round that all of them were asked for."""
+    """Which aggregators may apply a round."""
 
     def decide(self, releases: Sequence[Release]) -> tuple[list[bool], str]:
-        """For each aggregator whether it applies the round; and, where the round has failed, why."""
+        """For each aggregator whether it applies the round; and, if the round has failed, why."""
 
 
 class AllOrNone:
-    """A round counts where every aggregator has closed it with the same updates."""
+    """A round counts if every aggregator has closed it with the same updates."""
 
     def decide(self, releases: Sequence[Release]) -> tuple[list[bool], str]:
         agreed = len({(r.phase, r.members) for r in releases}) == 1 and releases[0].phase == "closed"
@@ -59,10 +59,10 @@ class ShardsRoute(Route):
 
     def problems(self, federation: Federation) -> Iterator[str]:
         yield from super().problems(federation)
-        yield from by_parameter(federation, "cutting into shards")
+        yield from by_parameter(federation, "splitting into shards")
         rule = federation.combine
         if not rule.coordinatewise:
-            yield f"combine.kind: {rule.kind} needs whole updates, and an aggregator has a shard; use fedavg"
+            yield f"combine.kind: {rule.kind} needs whole updates, and an aggregator has only a shard; use fedavg"
         if rule.weights != "equal":
             yield f"combine.weights: {rule.weights!r} is not supported with shards; use equal"
 
@@ -90,12 +90,14 @@ class ShardsRoute(Route):
 
 
 class Cut:
-    """Vectors along the run's masks, by site, server and evaluator alike; results are overwritten by the next call."""
+    """Splits and joins vectors along the run's masks; the next call overwrites the results.
+
+    Sites, server and evaluator use it alike.
+    """
 
     def __init__(self, parameters: int, aggregators: int, seed: int, per_parameter: int = 1) -> None:
-        self.aggregators, self._parameters = aggregators, parameters
-        self._seed, self._numbers = seed, per_parameter
-        # Fresh vectors would be faulted in page by page every round; these are used again.
+        self.aggregators, self._parameters, self._seed, self._numbers = aggregators, parameters, seed, per_parameter
+        # Kept and reused: new vectors would be faulted in page by page every round.
         self._parts: Payload | None = None
         self._whole: Vector | None = None
 
@@ -116,7 +118,7 @@ class Cut:
         return list(masks.split(payload, self.owners, self.aggregators, out=self._parts))
 
     def join(self, models: list[Vector]) -> Vector:
-        """The model whose shards these are."""
+        """The model from its shards."""
         self._whole = np.empty(self._parameters, np.float32) if self._whole is None else self._whole
         return masks.join(models, self.owners, out=self._whole)
 

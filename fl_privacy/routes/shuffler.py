@@ -1,4 +1,4 @@
-"""`route: {kind: shuffler}`: the server gets a mixture that says nothing of who, when or in what order."""
+"""`route: {kind: shuffler}`: the server gets a mixture that does not reveal who sent what, when or in what order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from fl_privacy.coding import Payload
+from fl_privacy.coding import FLOAT32, Payload
 from fl_privacy.errors import RoundFailed
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, by_parameter, tickets
 from fl_privacy.shuffle import buckets
@@ -47,13 +47,14 @@ class ShufflerRoute(Route):
             yield from by_parameter(federation, f"shuffling by {self.level}")
         if self.buckets == "none":
             return
+        kind = federation.privatise.kind
         if federation.unit is None:
             yield f"route.buckets: {self.buckets!r} needs budgets, and privatise.kind is none; use ldp or dpsgd"
         elif self.buckets == "levelled" and not federation.privatise.after_training:
-            yield (
-                f"route.buckets: 'levelled' needs the noise of an update, which {federation.privatise.kind} adds in "
-                "training; use published"
-            )
+            yield f"route.buckets: 'levelled' needs noise on the update, and {kind} adds it in training; use published"
+        elif self.buckets == "levelled" and federation.coding != FLOAT32:
+            name = federation.coding.name
+            yield f"route.buckets: 'levelled' adds noise to float32, and updates are {name}; use published"
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         n, d, coding, ticket = federation.cohort, parameters, federation.coding, tickets(federation)
@@ -72,9 +73,9 @@ class ShufflerRoute(Route):
     def groups(self, tiers: Sequence[str]) -> list[Group]:
         """The mixing sets of a round.
 
-        Buckets: IntraShuffler's (Algorithm 1). Whole models keep their tier, so each tier is a set of its own
-        (Shuffle-DP). Else all are mixed, and the labels, in rising order, no longer say anything of the rows they stand
-        at (Table 4's "No Bucket").
+        Buckets: IntraShuffler's (Algorithm 1). Whole models keep their tier, so each tier is its own set (Shuffle-DP).
+        Otherwise all are mixed, and the labels, in ascending order, say nothing about the rows at which they stand
+        (Table 4's "No Bucket").
         """
         everyone = tuple(range(len(tiers)))
         if not any(tiers):
@@ -88,7 +89,7 @@ class ShufflerRoute(Route):
         return [Group(everyone, tuple(sorted(tiers, key=float)))]
 
     def missing(self, federation: Federation, tiers: Sequence[str]) -> list[float]:
-        """What brings every row of a set to the noise of its smallest budget: then variances tell no rows apart."""
+        """The noise that raises each row of a set to that of its smallest budget: then variances tell no rows apart."""
         if self.buckets != "levelled":
             return []
         epsilons = [float(tier) for tier in tiers]
@@ -104,7 +105,7 @@ class ShufflerRoute(Route):
 
 
 class _Whole:
-    """One middleware takes the whole update and gives the whole model."""
+    """One middleware receives the whole update and sends the whole model."""
 
     def split(self, payload: Payload) -> list[Payload]:
         return [payload]
@@ -114,18 +115,18 @@ class _Whole:
 
 
 class AtServer:
-    """Open with the model, and take the mixture."""
+    """Sends the model when it opens a round, and receives the mixture."""
 
     def __init__(self, seat: ServerSeat) -> None:
         from fl_privacy.round.collector import Collector
 
-        self._layout, self._length = seat.layout, seat.federation.coding.length(seat.layout.size)
+        self._length = seat.federation.coding.length(seat.layout.size)
+        self._layers = [part.stop for part in seat.layout.layers]
         self._round = Collector(seat)
         self.finish = self._round.finish
 
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
-        layers = [part.stop for part in self._layout.layers]
-        self._round.open(0, ask, self._length, model, layers)
+        self._round.open(0, ask, self._length, model, self._layers)
         (release,), receipts = self._round.collect(ask)
         if release.rows is None:
             raise RoundFailed(release.reason or "the shuffler released nothing")

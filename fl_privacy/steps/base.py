@@ -1,7 +1,7 @@
 """The steps of an update between training and the wire: privatise, permute, compress, encode.
 
 A `Step` is a choice in the config. `start` makes what runs at a site: `outward` for every update that leaves, in this
-order, and `inward` for every model that arrives, in reverse.
+order, and `inward` for every model that arrives, in reverse order.
 """
 
 from __future__ import annotations
@@ -34,48 +34,53 @@ class At:
     round: int
     attempt: str
 
+    @property
+    def where(self) -> dict[str, Any]:
+        """The three by name, for messages and log events."""
+        return {"run": self.run, "round": self.round, "attempt": self.attempt}
+
 
 @dataclass(frozen=True)
 class Seat:
-    """What a step finds at its site."""
+    """What a step has available at its site."""
 
     federation: Federation
     site: str
     work: Workload
-    records: int  # that the site trains on
+    records: int  # how many the site trains on
     state: Path | None  # the site's own folder
 
     def key(self, at: At, purpose: str) -> bytes:
-        """Fresh for every use; seeded only where the federation asks to be repeatable."""
+        """Fresh for every use; seeded only if the federation is reproducible."""
         if not self.federation.reproducible:
             return keys.fresh()
         return keys.derive(self.federation.seed.to_bytes(32, "big"), self.federation.name, at.round, self.site, purpose)
 
 
 class Running:
-    """A step at work. This one changes nothing and remembers nothing."""
+    """A running step. This one changes nothing and keeps no state."""
 
     def inward(self, model: Vector, at: At) -> Vector:
-        """The model that arrived for a round, as this site trains it."""
+        """The model received for a round, in the form that this site trains."""
         return model
 
     def outward(self, update: Payload, at: At) -> Payload:
-        """The update as the next step, or the wire, takes it."""
+        """The update in the form that the next step, or the wire, takes."""
         return update
 
     def state(self) -> Mapping[str, NDArray[Any]]:
-        """What the next round needs of this one. The site keeps it on its disk before anything is sent."""
+        """What the next round needs from this one. The site saves it to disk before it sends anything."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from the state of the last round that this site took part in; empty before its first."""
+        """Continue from the state after this site's last round; it is empty before the first."""
 
 
 class Step(Choice):
-    """A choice at one arrow of an update's way."""
+    """A choice for one step of an update's path."""
 
     def coding(self, before: Coding) -> Coding:
-        """How an update travels after this step, given how it would without it."""
+        """How an update travels after this step, given how it would travel without it."""
         return before
 
     def start(self, seat: Seat) -> Running:
@@ -83,12 +88,12 @@ class Step(Choice):
 
 
 class Guard(Running):
-    """A privatising step at work: what a round costs, and how training itself is made private."""
+    """A running privatising step: what a round costs, and how training itself is made private."""
 
     charge: Charge | None = None
 
     def training(self, at: At) -> tuple[Fit, Fit] | None:
-        """Private training in place of the plain one, and the same without clipping and noise, to score attacks."""
+        """Private training that replaces plain training, and the same without clipping and noise, to score attacks."""
         return None
 
 
@@ -96,18 +101,18 @@ class Privatise(Step):
     """A choice for `privatise`: what it protects, and what that costs."""
 
     unit: ClassVar[str | None] = None  # what is protected: a site or a record
-    after_training: ClassVar[bool] = False  # the noise is added to the update, so its size is known
+    after_training: ClassVar[bool] = False  # noise is added to the finished update, so its scale is known
 
     def start(self, seat: Seat) -> Guard:
         return Guard()
 
     @property
     def at_delta(self) -> float | None:
-        """The delta that its budgets are meant at; none without a budget."""
+        """The delta of its budgets; None without a budget."""
         return None
 
     def over_run(self, federation: Federation, epsilon: float) -> tuple[float, float]:
-        """Noise on every parameter of an update, and epsilon after all rounds, for a site with this budget."""
+        """Noise per parameter of an update, and epsilon after all rounds, for a site with this budget."""
         raise TypeError(f"{self.kind} has no budget")
 
     def missing(self, epsilon: float, weakest: float) -> float:
@@ -116,6 +121,6 @@ class Privatise(Step):
 
 
 class Off(Privatise):
-    """Nothing is done at this step."""
+    """Leaves updates and models unchanged."""
 
     kind: Literal["none"] = "none"

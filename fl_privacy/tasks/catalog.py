@@ -87,25 +87,13 @@ HEART_DISEASE = Entry((13,), 2, 486, "fl_privacy.tasks.heart_disease:load", CENT
 HOUSES = tuple(f"{name.lower()}-w{window}" for window in range(LCL_WINDOWS) for name in LCL_HOUSEHOLDS)
 LCL = Entry((48, 3), 0, 78_129, "fl_privacy.tasks.lcl:load", HOUSES, attacker="fl_privacy.tasks.lcl_attacker:FACTS")
 
-TASKS: Registry[Entry] = Registry(
-    "fl_privacy.tasks",
-    {
-        "digits": "fl_privacy.tasks.catalog:DIGITS",
-        "mnist": "fl_privacy.tasks.catalog:MNIST",
-        "cifar10": "fl_privacy.tasks.catalog:CIFAR10",
-        "heart-disease": "fl_privacy.tasks.catalog:HEART_DISEASE",
-        "lcl": "fl_privacy.tasks.catalog:LCL",
-    },
-    Entry,
-)
+OURS = {"digits": "DIGITS", "mnist": "MNIST", "cifar10": "CIFAR10", "heart-disease": "HEART_DISEASE", "lcl": "LCL"}
+TARGETS = {name: f"fl_privacy.tasks.catalog:{entry}" for name, entry in OURS.items()}
+TASKS: Registry[Entry] = Registry("fl_privacy.tasks", TARGETS, Entry)
 
-MODELS: dict[str, Inputs] = {
-    "mlp": Inputs(),
-    "lenet5": Inputs(sides=range(8, 33)),
-    "cnn": Inputs(sides=range(8, 257)),
-    "mobilecnn": Inputs(sides=range(8, 257)),
-    "lstm": Inputs(series=True),
-}
+IMAGES, SERIES = Inputs(sides=range(8, 257)), Inputs(series=True)
+LENET5 = Inputs(sides=range(8, 33))
+MODELS = {"mlp": Inputs(), "lenet5": LENET5, "cnn": IMAGES, "mobilecnn": IMAGES, "lstm": SERIES}
 
 
 def fits(dataset: str, model: str) -> bool:

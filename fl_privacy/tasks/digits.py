@@ -19,11 +19,10 @@ BRIGHTEST = 16
 def load(data_dir: Path | None = None) -> Split:
     """1,438 training and 359 held-out digits, scaled to 0..1; `data_dir` is not needed."""
     table = bundled()
-    entry = DIGITS
-    x = (table[:, :-1] / np.float32(BRIGHTEST)).reshape(-1, *entry.shape)
+    x = (table[:, :-1] / np.float32(BRIGHTEST)).reshape(-1, *DIGITS.shape)
     y = table[:, -1].astype(np.int64)
     test = every_fifth(y)
-    return Split(Dataset(x[~test], y[~test]), Dataset(x[test], y[test]), entry.classes, entry.shape)
+    return Split(Dataset(x[~test], y[~test]), Dataset(x[test], y[test]), DIGITS.classes, DIGITS.shape)
 
 
 def bundled() -> NDArray[np.float32]:

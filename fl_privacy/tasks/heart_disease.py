@@ -74,14 +74,9 @@ def training_rows(y: NDArray[np.int64]) -> NDArray[np.bool_]:
     """FLamby's fixed split: stratified if each label has more than two patients (not the case in Switzerland)."""
     from sklearn.model_selection import train_test_split
 
-    counts = np.bincount(y, minlength=2)
-    chosen, _ = train_test_split(
-        np.arange(len(y)),
-        train_size=TRAIN_FRACTION,
-        test_size=1.0 - TRAIN_FRACTION,
-        random_state=SPLIT_SEED,
-        stratify=y if counts.min() > 2 else None,
-    )
+    stratify = y if np.bincount(y, minlength=2).min() > 2 else None
+    sizes = {"train_size": TRAIN_FRACTION, "test_size": 1.0 - TRAIN_FRACTION}
+    chosen, _ = train_test_split(np.arange(len(y)), **sizes, random_state=SPLIT_SEED, stratify=stratify)
     mask = np.zeros(len(y), dtype=np.bool_)
     mask[chosen] = True
     return mask

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fl_privacy.tasks import load as electricity
-from fl_privacy.tasks.attacker import Auxiliary, Facts, parts
+from fl_privacy.tasks.attacker import Auxiliary, Facts, Ints, parts
 from fl_privacy.tasks.catalog import LCL, LCL_HOUSEHOLDS
 from fl_privacy.tasks.data import Dataset, Split
 from fl_privacy.tasks.lcl import PLAN, readings, sides
@@ -18,8 +17,6 @@ from fl_privacy.tasks.load import Readings
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
-
-Ints = NDArray[np.int64]
 
 
 class Households:

@@ -184,15 +184,13 @@ def split(readings: Readings, plan: Plan) -> Split:
 
 def day_share(readings: Readings) -> NDArray[np.float64]:
     """The share of the hours 8 to 18 in a household's average consumption from 8 to 18 h and from 20 to 6 h."""
-    hours = readings.hours()
-    there = np.isfinite(readings.kwh)
-    used = {
-        name: np.where(there, readings.kwh, 0)[:, chosen].sum(axis=1, dtype=np.float64)
-        / np.maximum(there[:, chosen].sum(axis=1), 1)
-        for name, chosen in (
-            ("day", (hours >= DAY_HOURS[0]) & (hours < DAY_HOURS[1])),
-            ("night", (hours >= NIGHT_HOURS[0]) | (hours < NIGHT_HOURS[1])),
-        )
-    }
-    total = used["day"] + used["night"]
-    return np.asarray(np.where(total > 0, used["day"] / np.where(total > 0, total, 1), 0.5))
+    hours, there = readings.hours(), np.isfinite(readings.kwh)
+    known = np.where(there, readings.kwh, 0)
+    by_day = (hours >= DAY_HOURS[0]) & (hours < DAY_HOURS[1])
+    by_night = (hours >= NIGHT_HOURS[0]) | (hours < NIGHT_HOURS[1])
+    day, night = (
+        known[:, chosen].sum(axis=1, dtype=np.float64) / np.maximum(there[:, chosen].sum(axis=1), 1)
+        for chosen in (by_day, by_night)
+    )
+    total = day + night
+    return np.asarray(np.where(total > 0, day / np.where(total > 0, total, 1), 0.5))

@@ -25,8 +25,7 @@ IMAGES_HEADER, LABELS_HEADER = 16, 8
 
 def load(data_dir: Path | None = None) -> Split:
     """60,000 training and 10,000 held-out images, scaled to 0..1."""
-    entry = MNIST
-    return Split(_half(data_dir, "train"), _half(data_dir, "t10k"), entry.classes, entry.shape)
+    return Split(_half(data_dir, "train"), _half(data_dir, "t10k"), MNIST.classes, MNIST.shape)
 
 
 def _half(data_dir: Path | None, half: str) -> Dataset:

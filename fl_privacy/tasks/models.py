@@ -61,22 +61,15 @@ def lenet5(shape: tuple[int, ...], outputs: int) -> nn.Module:
     factor = LENET_SIDE // side
     spare = LENET_SIDE - factor * side
     before, after = spare // 2, spare - spare // 2
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        enlarge=nn.Upsample(scale_factor=factor, mode="nearest") if factor > 1 else nn.Identity(),
-        pad=nn.ZeroPad2d((before, after, before, after)),
-        conv1=nn.Conv2d(channels, 6, 5),
-        relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(2),
-        conv2=nn.Conv2d(6, 16, 5),
-        relu2=nn.ReLU(),
-        pool2=nn.MaxPool2d(2),
-        flat=nn.Flatten(),
-        fc1=nn.Linear(16 * 5 * 5, 120),
-        relu3=nn.ReLU(),
-        fc2=nn.Linear(120, 84),
-        relu4=nn.ReLU(),
-        out=nn.Linear(84, outputs),
-    )
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["enlarge"] = nn.Upsample(scale_factor=factor, mode="nearest") if factor > 1 else nn.Identity()
+    layers["pad"] = nn.ZeroPad2d((before, after, before, after))
+    for i, (width, following) in enumerate(((channels, 6), (6, 16)), start=1):
+        layers |= {f"conv{i}": nn.Conv2d(width, following, 5), f"relu{i}": nn.ReLU(), f"pool{i}": nn.MaxPool2d(2)}
+    layers["flat"] = nn.Flatten()
+    for i, (width, following) in enumerate(((16 * 5 * 5, 120), (120, 84)), start=1):
+        layers |= {f"fc{i}": nn.Linear(width, following), f"relu{i + 2}": nn.ReLU()}
+    layers["out"] = nn.Linear(84, outputs)
     return nn.Sequential(layers)
 
 
@@ -135,10 +128,5 @@ def lstm(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return Lstm(shape[1] if len(shape) == 2 else 1, outputs)
 
 
-BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
-    "mlp": mlp,
-    "lenet5": lenet5,
-    "cnn": cnn,
-    "mobilecnn": mobilecnn,
-    "lstm": lstm,
-}
+Builder = Callable[[tuple[int, ...], int], nn.Module]
+BUILDERS: dict[str, Builder] = {"mlp": mlp, "lenet5": lenet5, "cnn": cnn, "mobilecnn": mobilecnn, "lstm": lstm}

@@ -12,16 +12,6 @@ from fl_privacy.errors import FederationError
 
 def one_update(members: int, parameters: int) -> float:
     """log10 of n^d: candidates for one site's update in a bucket of n, each coordinate chosen freely."""
-    _check(members, parameters)
-    return parameters * math.log10(members)
-
-
-def whole_bucket(members: int, parameters: int) -> float:
-    """log10 of (n!)^d: assignments of all values of a bucket to its members."""
-    _check(members, parameters)
-    return parameters * math.lgamma(members + 1) / math.log(10)
-
-
-def _check(members: int, parameters: int) -> None:
     if members < 1 or parameters < 1:
         raise FederationError(f"bucket: {members} members, {parameters} parameters; both must be positive")
+    return parameters * math.log10(members)

@@ -22,35 +22,11 @@ from fl_privacy.transcript.files import canonical, first_line, open_regular, par
 Array = NDArray[Any]
 Tier = float | str | None
 
-DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "complex64": "C64",
-    "int64": "I64",
-    "uint64": "U64",
-    "int32": "I32",
-    "uint32": "U32",
-    "int16": "I16",
-    "uint16": "U16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-COLUMNS = {
-    "round": "int64",
-    "attempt": "string",
-    "seq": "int64",
-    "kind": "string",
-    "name": "string",
-    "row": "int64",
-    "tier": "float64",
-    "tier_label": "string",
-    "dtype": "string",
-    "shape": "list<int64>",
-    "file": "string",
-    "event": "string",
-}
+NUMBERS = ("float64", "float32", "float16", "complex64", "int64", "uint64", "int32", "uint32")
+SMALL = ("int16", "uint16", "int8", "uint8")
+# As safetensors calls them: F64, U8, ...
+DTYPES = {name: f"{name[0].upper()}{8 * np.dtype(name).itemsize}" for name in NUMBERS + SMALL} | {"bool": "BOOL"}
+COLUMNS = ("round", "attempt", "seq", "kind", "name", "row", "tier", "tier_label", "dtype", "shape", "file", "event")
 CHUNK = 1 << 20
 MAX_ROWS = 10_000_000
 
@@ -111,10 +87,12 @@ def index_rows(
 
 
 def encode_index(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    buffer = io.BytesIO()
-    pq.write_table(_schema().empty_table() if not rows else _table(rows), buffer, compression="zstd")
+    buffer, schema = io.BytesIO(), _schema()
+    table = pa.Table.from_pylist(rows, schema=schema) if rows else schema.empty_table()
+    pq.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
 
 
@@ -146,14 +124,9 @@ def _chunks(array: Array) -> Iterator[memoryview]:
     """The bytes of an array in C order, little-endian, a few MiB at a time."""
     if array.size == 0:
         return
-    parts = np.nditer(
-        array,
-        flags=["external_loop", "buffered"],
-        order="C",
-        op_dtypes=[array.dtype.newbyteorder("<")],
-        casting="equiv",
-        buffersize=CHUNK,
-    )
+    little = [array.dtype.newbyteorder("<")]
+    flags: Any = ("external_loop", "buffered")
+    parts = np.nditer([array], flags, op_dtypes=little, order="C", casting="equiv", buffersize=CHUNK)
     for part in parts:
         yield np.ascontiguousarray(part).view(np.uint8).data
 
@@ -170,24 +143,11 @@ def _tier_columns(row: int, tier: Any) -> dict[str, float | str | None]:
 def _schema() -> Any:
     import pyarrow as pa
 
-    types = {
-        "int64": pa.int64(),
-        "float64": pa.float64(),
-        "string": pa.string(),
-        "list<int64>": pa.list_(pa.int64()),
-    }
-    return pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    import pyarrow as pa
-
-    return pa.Table.from_pylist(rows, schema=_schema())
+    whole = pa.int64()
+    types = {"round": whole, "seq": whole, "row": whole, "tier": pa.float64(), "shape": pa.list_(whole)}
+    return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
 
 
 def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    """Whether UTF-8 can hold it: lone surrogates are no text."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)

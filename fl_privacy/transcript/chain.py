@@ -47,26 +47,15 @@ class Chain(NamedTuple):
     entries: list[Entry]
     tail: bytes
 
-    @property
-    def size(self) -> int:
-        return sum(len(entry.line) for entry in self.entries)
-
-    @property
-    def next_seq(self) -> int:
-        return len(self.entries) + 1
-
 
 def genesis(run: str, observer: str) -> str:
     """The head of a view in which nothing is recorded yet."""
     return sha256(GENESIS_DOMAIN + canonical({"format": FORMAT, "run": run, "observer": observer}))
 
 
-def data_name(round: int, seq: int) -> str:
-    return f"round-{round:05d}-{seq:06d}.safetensors"
-
-
-def index_name(round: int, seq: int) -> str:
-    return f"round-{round:05d}-{seq:06d}.parquet"
+def file_names(round: int, seq: int) -> tuple[str, str]:
+    """Of a record's arrays and of their index."""
+    return f"round-{round:05d}-{seq:06d}.safetensors", f"round-{round:05d}-{seq:06d}.parquet"
 
 
 def read_head(folder: Path) -> dict[str, Any]:
@@ -96,7 +85,7 @@ def unsigned_files(folder: Path, chain: Chain) -> tuple[list[str], list[str]]:
     """Files that the chain does not list: what an interrupted record leaves, and strangers."""
     known = {HEAD, CHAIN, *(name for entry in chain.entries for name in entry.files)}
     extra = sorted(path.name for path in folder.iterdir() if path.name not in known)
-    leftovers = [name for name in extra if _is_leftover(name, chain.next_seq)]
+    leftovers = [name for name in extra if _is_leftover(name, len(chain.entries) + 1)]
     return leftovers, [name for name in extra if name not in leftovers]
 
 
@@ -114,15 +103,11 @@ def _is_leftover(name: str, seq: int) -> bool:
 def _parse_entry(line: bytes, seq: int, prev: str, where: str) -> Entry:
     """One line of chain.jsonl. File names follow from round and seq, so none can point out of the folder."""
     fields = parse_object(line, where)
-    round, attempt, files = fields.get("round"), fields.get("attempt"), fields.get("files")
-    if (
-        type(round) is not int
-        or not 0 <= round <= MAX_ROUND
-        or not isinstance(attempt, str)
-        or not ATTEMPT.fullmatch(attempt)
-    ):
+    round, files, attempt = fields.get("round"), fields.get("files"), fields.get("attempt", "")
+    well_named = isinstance(attempt, str) and ATTEMPT.fullmatch(attempt)
+    if type(round) is not int or not 0 <= round <= MAX_ROUND or not well_named:
         raise TranscriptError(f"{where}: round or attempt is malformed")
-    if not isinstance(files, dict) or set(files) != {data_name(round, seq), index_name(round, seq)}:
+    if not isinstance(files, dict) or set(files) != {*file_names(round, seq)}:
         listed = ", ".join(files) if isinstance(files, dict) else str(files)
         raise TranscriptError(f"{where}: files {listed!r:.120} are not those of round {round}, entry {seq}")
     if not all(isinstance(digest, str) and DIGEST.fullmatch(digest) for digest in files.values()):

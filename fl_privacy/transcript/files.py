@@ -76,7 +76,7 @@ def open_regular(path: Path) -> BufferedReader:
     return file
 
 
-def read_bounded(path: Path, limit: int) -> bytes:
+def read_bounded(path: Path, limit: int = DOCUMENT_LIMIT) -> bytes:
     with open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -97,7 +97,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 def read_signed(path: Path, format: int, fields: Mapping[str, type]) -> dict[str, Any]:
     """A signed document with exactly these fields, in canonical bytes; its signature is not checked here."""
-    data = read_bounded(path, DOCUMENT_LIMIT)
+    data = read_bounded(path)
     document = parse_object(data, str(path))
     check_format(document, format, path)
     common = {"format": int, "signed_at": str, "certificate": str, "signature": str}
@@ -122,9 +122,11 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not a JSON number")
 
 
-def complete_lines(data: bytes) -> list[bytes]:
-    """The lines of an append-only log; an unfinished last one is what a crash left."""
-    return data.split(b"\n")[:-1]
+def read_log(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of an append-only log and where the next one goes; an unfinished last one is what a crash left."""
+    lines = read_bounded(path, LOG_LIMIT).split(b"\n")[:-1] if path.exists() else []
+    rows = [parse_object(line, f"{path}: line {number}") for number, line in enumerate(lines, start=1)]
+    return rows, sum(len(line) + 1 for line in lines)
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from fl_privacy.errors import TranscriptError
 from fl_privacy.transcript.arrays import Array, Tier, events_of, read_arrays, read_index, tiers_of
-from fl_privacy.transcript.chain import Chain, Entry, data_name, index_name, read_chain
+from fl_privacy.transcript.chain import Chain, Entry, file_names, read_chain
 from fl_privacy.transcript.events import Event
-from fl_privacy.transcript.files import LOG_LIMIT, complete_lines, parse_object, read_bounded
+from fl_privacy.transcript.files import read_log
 from fl_privacy.transcript.run import MANIFEST, METRICS, TRUTH, VIEWS, folders, load_manifest, view_folder
 
 
@@ -40,9 +40,8 @@ class View:
 
     def round(self, round: int, attempt: int | str | None = None) -> RoundView:
         """The last recorded attempt of a round, or the one asked for."""
-        entry = self._entry(round, attempt)
-        path = self.folder / data_name(entry.round, entry.seq)
-        arrays, rows = read_arrays(path), self._index(entry)
+        path, index = self._files(round, attempt)
+        arrays, rows = read_arrays(path), read_index(index)
         names = [row["name"] for row in rows if row["kind"] == "array"]
         if len(names) != len(arrays) or set(names) != set(arrays):
             raise TranscriptError(f"{path}: its arrays are not those in the index beside it")
@@ -50,28 +49,22 @@ class View:
 
     def events(self, round: int, attempt: int | str | None = None) -> list[Event]:
         """The events recorded with that attempt."""
-        entry = self._entry(round, attempt)
-        return events_of(self._index(entry), str(self.folder / index_name(entry.round, entry.seq)))
-
-    def index(self, round: int, attempt: int | str | None = None) -> list[dict[str, Any]]:
-        """The rows of that attempt's Parquet index, one per array, tier and event."""
-        return self._index(self._entry(round, attempt))
-
-    def _index(self, entry: Entry) -> list[dict[str, Any]]:
-        return read_index(self.folder / index_name(entry.round, entry.seq))
+        _, index = self._files(round, attempt)
+        return events_of(read_index(index), str(index))
 
     def _records(self, round: int) -> list[Entry]:
         if found := [entry for entry in self._chain.entries if entry.round == round]:
             return found
         raise TranscriptError(f"{self.folder}: no round {round}; {_there('rounds', self.rounds)}")
 
-    def _entry(self, round: int, attempt: int | str | None) -> Entry:
-        records = self._records(round)
-        found = [entry for entry in records if attempt is None or entry.attempt == str(attempt)]
+    def _files(self, round: int, attempt: int | str | None) -> tuple[Path, Path]:
+        """The arrays and the index of an attempt."""
+        found = [entry for entry in self._records(round) if attempt is None or entry.attempt == str(attempt)]
         if not found:
             there = _there("attempts", self.attempts(round))
             raise TranscriptError(f"{self.folder}: no attempt {attempt} of round {round}; {there}")
-        return found[-1]
+        data, index = file_names(found[-1].round, found[-1].seq)
+        return self.folder / data, self.folder / index
 
 
 @dataclass(frozen=True)
@@ -84,11 +77,7 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line that a crash cut short is left out."""
-        path = self.path / METRICS
-        if not path.exists():
-            return []
-        lines = complete_lines(read_bounded(path, LOG_LIMIT))
-        return [parse_object(line, f"{path}: line {number}") for number, line in enumerate(lines, start=1)]
+        return read_log(self.path / METRICS)[0]
 
     @property
     def observers(self) -> list[str]:

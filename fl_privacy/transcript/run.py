@@ -10,16 +10,7 @@ from typing import Any
 from fl_privacy.errors import TranscriptError
 from fl_privacy.files import PART
 from fl_privacy.transcript.chain import FORMAT
-from fl_privacy.transcript.files import (
-    DOCUMENT_LIMIT,
-    NAME,
-    check_format,
-    check_name,
-    parse_object,
-    read_bounded,
-    read_signed,
-    sha256,
-)
+from fl_privacy.transcript.files import NAME, check_format, check_name, parse_object, read_bounded, read_signed, sha256
 
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig.json"
@@ -29,8 +20,9 @@ TRUTH = "truth"
 LOGS = "logs"  # still growing when the run is closed, and no part of the transcript
 
 
-def pretty(manifest: dict[str, Any]) -> bytes:
-    """The manifest as people read it; its signature is over these very bytes."""
+def pretty(manifest: dict[str, Any], path: Path) -> bytes:
+    """The manifest, checked, as people read it; its signature is over these very bytes."""
+    check_manifest(manifest, path)
     return json.dumps(manifest, indent=2, allow_nan=False).encode("ascii") + b"\n"
 
 
@@ -52,7 +44,7 @@ def check_manifest(manifest: dict[str, Any], path: Path) -> None:
 def load_manifest(root: Path) -> tuple[dict[str, Any], bytes]:
     """manifest.json, well-formed, and its bytes; the signature is not checked here."""
     path = root / MANIFEST
-    data = read_bounded(path, DOCUMENT_LIMIT)
+    data = read_bounded(path)
     manifest = parse_object(data, str(path))
     check_manifest(manifest, path)
     return manifest, data
@@ -73,6 +65,11 @@ def read_manifest(root: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
 def folders(root: Path, group: str) -> list[str]:
     """What lies in views/ or truth/, by name."""
     return sorted(path.name for path in (root / group).iterdir()) if (root / group).is_dir() else []
+
+
+def places(root: Path) -> list[str]:
+    """Where the views and the truth that are here lie: `views/<name>` and `truth/<name>`."""
+    return [f"{group}/{name}" for group in (VIEWS, TRUTH) for name in folders(root, group)]
 
 
 def anchor(run_dir: Path) -> Path:

@@ -18,16 +18,8 @@ from fl_privacy.transcript.files import canonical, first_line
 HEAD_DOMAIN = b"fl-privacy/transcript/v1/head\0"
 MANIFEST_DOMAIN = b"fl-privacy/transcript/v1/manifest\0"
 IDENTITY = re.compile(r"fl-privacy://([^/]+)/([^/]+)/([^/]+)")
-MALFORMED = (
-    KeyError,
-    TypeError,
-    ValueError,
-    UnsupportedAlgorithm,
-    x509.DuplicateExtension,
-    x509.ExtensionNotFound,
-    x509.InvalidVersion,
-    x509.UnsupportedGeneralNameType,
-)
+BAD_X509 = (x509.DuplicateExtension, x509.ExtensionNotFound, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
+MALFORMED = (KeyError, TypeError, ValueError, UnsupportedAlgorithm, *BAD_X509)
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -106,18 +98,14 @@ def load_anchors(ca_pem: bytes) -> verification.Store:
         raise TranscriptError("ca: no PEM certificate in it; pass the federation's CA certificate") from None
 
 
-def identify(signature: Signature, anchors: verification.Store, where: str) -> Identity:
-    """The signer's name, if its certificate leads to the CA and was valid when it signed."""
-    verifier = (
-        verification.PolicyBuilder()
-        .store(anchors)
-        .time(signature.signed_at)
-        .extension_policies(ca_policy=_CA_POLICY, ee_policy=_LEAF_POLICY)
-        .build_client_verifier()
-    )
+def identify(domain: bytes, document: dict[str, Any], anchors: verification.Store, where: str) -> Identity:
+    """Who signed a document, if the certificate leads to the CA and was valid when it signed."""
+    (leaf, *others), signed_at = check_signature(domain, document, where)
+    policy = verification.PolicyBuilder().store(anchors).time(signed_at)
+    verifier = policy.extension_policies(ca_policy=_CA_POLICY, ee_policy=_LEAF_POLICY).build_client_verifier()
     try:
-        verifier.verify(signature.certificates[0], signature.certificates[1:])
-        names = signature.certificates[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        verifier.verify(leaf, others)
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (verification.VerificationError, *MALFORMED) as error:
         reason = first_line(error)
         raise TranscriptError(f"{where}: the certificate does not lead to the CA given ({reason:.120})") from None
@@ -143,13 +131,7 @@ def _may_issue(_: verification.Policy, __: x509.Certificate, usage: x509.KeyUsag
 
 
 _ANY = verification.Criticality.AGNOSTIC
-_CA_POLICY = (
-    verification.ExtensionPolicy.permit_all()
-    .require_present(x509.BasicConstraints, _ANY, _is_ca)
-    .may_be_present(x509.KeyUsage, _ANY, _may_issue)
-)
-_LEAF_POLICY = (
-    verification.ExtensionPolicy.permit_all()
-    .require_present(x509.SubjectAlternativeName, _ANY, None)
-    .may_be_present(x509.BasicConstraints, _ANY, _is_leaf)
-)
+_ALL = verification.ExtensionPolicy.permit_all()
+_CA_POLICY = _ALL.require_present(x509.BasicConstraints, _ANY, _is_ca).may_be_present(x509.KeyUsage, _ANY, _may_issue)
+_NAMED = _ALL.require_present(x509.SubjectAlternativeName, _ANY, None)
+_LEAF_POLICY = _NAMED.may_be_present(x509.BasicConstraints, _ANY, _is_leaf)

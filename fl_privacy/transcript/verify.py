@@ -12,15 +12,8 @@ from cryptography.x509.verification import Store
 from fl_privacy.errors import TranscriptError
 from fl_privacy.transcript.chain import CHAIN, HEAD, Chain, is_interrupted, read_chain, unsigned_files
 from fl_privacy.transcript.files import file_sha256
-from fl_privacy.transcript.run import MANIFEST, SIGNATURE, TRUTH, VIEWS, folders, read_manifest, run_files, view_folder
-from fl_privacy.transcript.signing import (
-    HEAD_DOMAIN,
-    MANIFEST_DOMAIN,
-    Identity,
-    check_signature,
-    identify,
-    load_anchors,
-)
+from fl_privacy.transcript.run import MANIFEST, SIGNATURE, TRUTH, places, read_manifest, run_files, view_folder
+from fl_privacy.transcript.signing import HEAD_DOMAIN, MANIFEST_DOMAIN, Identity, identify, load_anchors
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,7 @@ def verify(path: str | Path, ca_pem: bytes) -> Report:
     expected = _Expected(load_anchors(ca_pem))
     if not root.is_dir():
         raise TranscriptError(f"{root}: no such folder; give the folder of a run")
-    places = [f"{group}/{name}" for group in (VIEWS, TRUTH) for name in folders(root, group)]
+    found = places(root)
     try:
         manifest, server = _check_manifest(root, expected.anchors)
     except TranscriptError as error:
@@ -83,10 +76,10 @@ def verify(path: str | Path, ca_pem: bytes) -> Report:
         expected = replace(
             expected, run=manifest["run"], federation=server.federation, completed=completed, heads=manifest["heads"]
         )
-        places += [*manifest["observers"].values(), *manifest["heads"]]
+        found += [*manifest["observers"].values(), *manifest["heads"]]
         report.note(MANIFEST, f"signed by {server.name}, status {manifest.get('status')}")
         _check_run_files(root, manifest, report)
-    for where in dict.fromkeys(places):
+    for where in dict.fromkeys(found):
         _check_view(root, where, expected, report)
     return report
 
@@ -94,7 +87,7 @@ def verify(path: str | Path, ca_pem: bytes) -> Report:
 def _check_manifest(root: Path, anchors: Store) -> tuple[dict[str, Any], Identity]:
     manifest, document, _ = read_manifest(root)
     where = str(root / SIGNATURE)
-    signer = identify(check_signature(MANIFEST_DOMAIN, document, where), anchors, where)
+    signer = identify(MANIFEST_DOMAIN, document, anchors, where)
     if signer.role != "server":
         raise TranscriptError(f"{where}: signed by {signer.role} {signer.name}; a manifest is the server's to sign")
     return manifest, signer
@@ -103,17 +96,10 @@ def _check_manifest(root: Path, anchors: Store) -> tuple[dict[str, Any], Identit
 def _check_run_files(root: Path, manifest: dict[str, Any], report: Report) -> None:
     """The run's own files are pinned when it is closed; what came later (a report, scores) is named, not judged."""
     found = set(run_files(root))
+    wrong, missing = "its SHA-256 is not the one in the manifest", "missing, though the manifest lists it"
     for name, digest in manifest["files"].items():
-        if name not in found:
-            report.problem(name, "missing, though the manifest lists it")
-            continue
-        try:
-            changed = file_sha256(root / name) != digest
-        except TranscriptError as error:
-            report.problem(name, str(error))
-            continue
-        if changed:
-            report.problem(name, "its SHA-256 is not the one in the manifest")
+        for message in _changed(root / name, digest, wrong) if name in found else [missing]:
+            report.problem(name, message)
     if covered := len(manifest["files"]):
         report.note("files", f"{covered} files of the run checked against the manifest")
     if loose := sorted(found - manifest["files"].keys()):
@@ -141,7 +127,7 @@ def _check_view(root: Path, where: str, expected: _Expected, report: Report) -> 
 def _check_signer(folder: Path, where: str, chain: Chain, expected: _Expected) -> Identity:
     """The head is signed by the very party whose folder this is: a site may sign truth, and nothing but truth."""
     path, head = folder / HEAD, chain.head
-    signer = identify(check_signature(HEAD_DOMAIN, head, str(path)), expected.anchors, str(path))
+    signer = identify(HEAD_DOMAIN, head, expected.anchors, str(path))
     if expected.run not in (None, head["run"]):
         raise TranscriptError(f"{path}: is of run {head['run']}, not of {expected.run}")
     if not head["observer"] == signer.name == folder.name:
@@ -174,12 +160,14 @@ def _check_extra(folder: Path, chain: Chain, completed: bool) -> list[str]:
 
 
 def _broken_files(folder: Path, chain: Chain) -> list[str]:
-    broken = []
-    for entry in chain.entries:
-        for name, digest in entry.files.items():
-            try:
-                if file_sha256(folder / name) != digest:
-                    broken.append(f"{folder / name}: its SHA-256 is not the one in {CHAIN}")
-            except TranscriptError as error:
-                broken.append(str(error))
-    return broken
+    files = [(folder / name, digest) for entry in chain.entries for name, digest in entry.files.items()]
+    wrong = f"its SHA-256 is not the one in {CHAIN}"
+    return [message for path, digest in files for message in _changed(path, digest, f"{path}: {wrong}")]
+
+
+def _changed(path: Path, digest: str, wrong: str) -> list[str]:
+    """Nothing if the file has this digest; else `wrong`, or why it cannot be read."""
+    try:
+        return [] if file_sha256(path) == digest else [wrong]
+    except TranscriptError as error:
+        return [str(error)]

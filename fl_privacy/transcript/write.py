@@ -12,42 +12,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fl_privacy.errors import TranscriptError
 from fl_privacy.files import PART, append, replace, replacing, sync_folder
 from fl_privacy.transcript import arrays as record_files
-from fl_privacy.transcript.chain import (
-    ATTEMPT,
-    CHAIN,
-    FORMAT,
-    HEAD,
-    MAX_ROUND,
-    Entry,
-    data_name,
-    genesis,
-    index_name,
-    is_interrupted,
-    read_chain,
-    read_head,
-    unsigned_files,
-)
+from fl_privacy.transcript import chain as links
+from fl_privacy.transcript.chain import CHAIN, FORMAT, HEAD, Entry, file_names, read_chain, read_head
 from fl_privacy.transcript.events import Event
-from fl_privacy.transcript.files import (
-    LOG_LIMIT,
-    canonical,
-    check_name,
-    complete_lines,
-    file_sha256,
-    parse_object,
-    plain,
-    read_bounded,
-    sha256,
-    writing,
-)
+from fl_privacy.transcript.files import canonical, check_name, file_sha256, plain, read_log, sha256, writing
 from fl_privacy.transcript.run import (
     MANIFEST,
     METRICS,
     SIGNATURE,
-    TRUTH,
-    VIEWS,
-    check_manifest,
-    folders,
+    places,
     pretty,
     read_manifest,
     run_files,
@@ -60,12 +33,7 @@ class ViewWriter:
     """One observer's append-only record of what it received; an existing folder is continued."""
 
     def __init__(
-        self,
-        folder: str | Path,
-        observer: str,
-        run: str,
-        key: ec.EllipticCurvePrivateKey,
-        certificate_pem: bytes | str,
+        self, folder: str | Path, observer: str, run: str, key: ec.EllipticCurvePrivateKey, certificate_pem: bytes | str
     ) -> None:
         self.folder = Path(folder)
         self.observer = check_name("observer", observer)
@@ -97,12 +65,12 @@ class ViewWriter:
             with writing(str(self.folder)):
                 self._continue()
         seq, round, attempt = self._seq + 1, int(round), str(attempt)
-        if not 0 <= round <= MAX_ROUND or not ATTEMPT.fullmatch(attempt):
+        if not 0 <= round <= links.MAX_ROUND or not links.ATTEMPT.fullmatch(attempt):
             raise TranscriptError(
                 f"round {round}, attempt {attempt!r:.80}: needs a round from 0 and a short ASCII attempt"
             )
         checked = record_files.check_arrays(arrays)
-        data, index = self.folder / data_name(round, seq), self.folder / index_name(round, seq)
+        data, index = (self.folder / name for name in file_names(round, seq))
         common = {"round": round, "attempt": attempt, "seq": seq, "file": data.name}
         table = record_files.encode_index(record_files.index_rows(checked, tiers, events, common))
         metadata = {"run": self.run, "observer": self.observer, "round": str(round), "attempt": attempt}
@@ -137,7 +105,7 @@ class ViewWriter:
             if path.name != HEAD + PART and (path.name != CHAIN or path.stat().st_size):
                 raise TranscriptError(f"{self.folder}: holds {path.name} but no {HEAD}; give the view an empty folder")
         self._size = append(self.folder / CHAIN, 0, b"")
-        self._sign(0, genesis(self.run, self.observer))
+        self._sign(0, links.genesis(self.run, self.observer))
 
     def _continue(self) -> None:
         """Go on after the last signed entry; what an interrupted record left behind is removed."""
@@ -148,11 +116,12 @@ class ViewWriter:
                 f"{self.folder}: is the view of {found[0]} in run {found[1]}; give each its own folder"
             )
         self._signer.check_own(HEAD_DOMAIN, chain.head, str(self.folder / HEAD))
-        leftovers, strangers = unsigned_files(self.folder, chain)
-        if strangers or not is_interrupted(chain.tail):
+        leftovers, strangers = links.unsigned_files(self.folder, chain)
+        if strangers or not links.is_interrupted(chain.tail):
             what = strangers[0] if strangers else CHAIN
             raise TranscriptError(f"{self.folder / what}: goes beyond the signed head; restore the latest {HEAD}")
-        self._seq, self._head, self._size = len(chain.entries), chain.head["head"], chain.size
+        self._seq, self._head = len(chain.entries), chain.head["head"]
+        self._size = sum(len(entry.line) for entry in chain.entries)
         self._signed = canonical(chain.head) + b"\n"
         append(self.folder / CHAIN, self._size, b"")
         for name in leftovers:
@@ -181,19 +150,10 @@ class RunWriter:
         with writing(str(self.path)):
             self.path.mkdir(parents=True, exist_ok=True)
             kept, self._digest = self._resume() if (self.path / MANIFEST).exists() else ({}, "")
-            manifest = {
-                "rounds": 0,
-                "observers": {},
-                "heads": {},
-                **kept,
-                **plain(manifest, "manifest"),
-                "created": kept.get("created", utc_now()),
-                "format": FORMAT,
-                "status": "running",
-                "files": {},
-            }
-            self._metrics_size = self._metrics_end()
-            self._write(manifest)
+            fresh = {"rounds": 0, "observers": {}, "heads": {}}
+            fixed = {"created": kept.get("created", utc_now()), "format": FORMAT, "status": "running", "files": {}}
+            self._metrics_size = read_log(self.path / METRICS)[1]
+            self._write({**fresh, **kept, **plain(manifest, "manifest"), **fixed})
 
     def update(self, **fields: Any) -> None:
         """Change fields of the manifest, and sign it again."""
@@ -219,7 +179,7 @@ class RunWriter:
     def _latest_heads(self) -> dict[str, Any]:
         """The heads reported by `update(heads=...)`, and those on this disk where they are newer."""
         heads = dict(self.manifest["heads"])
-        for where in (f"{group}/{name}" for group in (VIEWS, TRUTH) for name in folders(self.path, group)):
+        for where in places(self.path):
             with suppress(TranscriptError):
                 head = read_head(view_folder(self.path, where))
                 if where not in heads or heads[where]["seq"] < head["seq"]:
@@ -228,8 +188,7 @@ class RunWriter:
 
     def _write(self, manifest: dict[str, Any]) -> None:
         """Signature first: it covers the old manifest and the new, so a crash between the two leaves a valid run."""
-        check_manifest(manifest, self.path / MANIFEST)
-        data = pretty(manifest)
+        data = pretty(manifest, self.path / MANIFEST)
         digest = sha256(data)
         document = {"format": FORMAT, "run": self.run, "sha256": digest, "previous": self._digest}
         signed = self._signer.sign(MANIFEST_DOMAIN, document)
@@ -243,12 +202,3 @@ class RunWriter:
             raise TranscriptError(f"{self.path}: holds run {manifest['run']}, not {self.run}; give each its own folder")
         self._signer.check_own(MANIFEST_DOMAIN, signature, str(self.path / SIGNATURE))
         return manifest, digest
-
-    def _metrics_end(self) -> int:
-        """Where the next metric goes: after the last whole line."""
-        if not (self.path / METRICS).exists():
-            return 0
-        lines = complete_lines(read_bounded(self.path / METRICS, LOG_LIMIT))
-        for number, line in enumerate(lines, start=1):
-            parse_object(line, f"{self.path / METRICS}: line {number}")
-        return sum(len(line) + 1 for line in lines)

@@ -1,4 +1,4 @@
-"""A client's channel that outlives its certificate: it dials anew when the files were replaced."""
+"""A client's channel that outlives its certificate: it reconnects when the files were replaced."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fl_privacy.identity.keyring import Keyring, Renewing
 
 @dataclass
 class _Line:
-    """One connection's worth of gRPC, and how many calls are under way on it."""
+    """One gRPC channel and the number of calls running on it."""
 
     grpc: Any
     calls: int = 0
 
 
 class Channel:
-    """Mutual TLS to one address. New calls use the newest certificate; calls under way end where they began."""
+    """Mutual TLS to one address. New calls use the newest certificate; running calls keep their connection."""
 
     def __init__(self, address: str, keys: Keyring, options: Sequence[tuple[str, int]]) -> None:
         self._address, self._options = address, list(options)
@@ -40,7 +40,7 @@ class Channel:
         return Method(self, lambda channel: channel.unary_stream(method, encode, decode), streams=True)
 
     def take(self) -> _Line:
-        """The line for a new call. Retired lines are closed once nobody speaks on them."""
+        """The line for a new call. Retired lines are closed once no call runs on them."""
         with self._lock:
             if self._files.changed():
                 self._retired.append(self._line)
@@ -60,7 +60,7 @@ class Channel:
     def close(self) -> None:
         with self._lock:
             lines = [self._line, *self._retired]
-        # Outside the lock: calls that are cancelled by it give their line back.
+        # Outside the lock: calls that this cancels give their line back.
         for line in lines:
             line.grpc.close()
 
@@ -89,7 +89,7 @@ class Method:
         return self._running(lambda call: call.future(request, **options))
 
     def _running(self, start: Callable[[Any], Any]) -> Any:
-        """A call that goes on after this returns; its line is given back when it ends."""
+        """A call that is still running when this returns; its line is given back when it ends."""
         line = self._channel.take()
         try:
             call = start(self._make(line.grpc))

@@ -1,4 +1,4 @@
-"""The calling side of the middleware: what sites, server and evaluator say to it."""
+"""The client side of the middleware: the calls of sites, server and evaluator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.coding import FLOAT32, MAX_PARAMETERS, Coding, Payload
-from fl_privacy.errors import ProtocolError
+from fl_privacy.errors import ProtocolError, require
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.rpc import Stub
 from fl_privacy.wire.stream import Receiver, chunks, digest, header_of
@@ -25,7 +25,7 @@ LONGEST_PAUSE = 2.0
 
 @dataclass(frozen=True)
 class Release:
-    """What the server got of a round."""
+    """What the server received from a round."""
 
     phase: str
     reason: str = ""
@@ -36,14 +36,13 @@ class Release:
 
 
 def patiently(call: Callable[[], Result], until: float, *also: grpc.StatusCode) -> Result:
-    """Repeat a call while its peer is away, until `until` (time.monotonic)."""
+    """Repeat a call while its peer is unavailable, until `until` (time.monotonic)."""
     pause = PAUSE
     while True:
         try:
             return call()
         except grpc.RpcError as error:
-            away = error.code() in (grpc.StatusCode.UNAVAILABLE, *also)
-            if not away or time.monotonic() + pause > until:
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, *also) or time.monotonic() + pause > until:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
@@ -55,49 +54,36 @@ def fetch(stub: Stub, request: pb.FetchRequest, timeout: float) -> tuple[pb.Roun
     header: pb.RoundHeader = header_of(_first(parts), "round")
     if not header.model:
         return header, None
-    if header.length > MAX_PARAMETERS:
-        raise ProtocolError("INVALID_ARGUMENT", f"length: {header.length} is out of range")
+    require(header.length <= MAX_PARAMETERS, f"length: {header.length} is out of range")
     return header, _fill(np.empty(header.length, np.float32), parts, header.model)
 
 
 def submit(
-    stub: Stub,
-    round: pb.RoundHeader,
-    payload: Payload,
-    timeout: float,
-    coding: Coding = FLOAT32,
-    tier: str = "",
-    floor: int = 1,
+    stub: Stub, round: pb.RoundHeader, payload: Payload, timeout: float, coding: Coding, tier: str = "", floor: int = 1
 ) -> bool:
-    """Send an update, or a shard of one; returns whether it was there already."""
-    header = pb.VectorHeader(
-        run=round.run,
-        round=round.round,
-        attempt=round.attempt,
-        layout=round.layout,
-        dtype=coding.name,
-        length=payload.size,
-        tier=tier,
-        digest=digest(payload),
-        floor=floor,
-    )
-    reply = stub.submit(chunks(pb.Chunk(vector=header), [payload]), timeout=timeout)
+    """Send an update, or a shard of one; returns whether it had arrived before."""
+    where = {name: getattr(round, name) for name in ("run", "round", "attempt", "layout")}
+    reply = stub.submit(_vector(payload, coding, **where, tier=tier, floor=floor), timeout=timeout)
     return bool(reply.duplicate)
 
 
 def seed(stub: Stub, run: str, shard: Array, timeout: float) -> None:
     """Hand an aggregator its initial shard."""
-    header = pb.VectorHeader(run=run, dtype="float32", length=shard.size, digest=digest(shard))
-    stub.seed(chunks(pb.Chunk(vector=header), [shard]), timeout=timeout)
+    stub.seed(_vector(shard, FLOAT32, run=run), timeout=timeout)
+
+
+def _vector(payload: Payload, coding: Coding, **terms: Any) -> Iterator[pb.Chunk | memoryview]:
+    header = pb.VectorHeader(dtype=coding.name, length=payload.size, digest=digest(payload), **terms)
+    return chunks(pb.Chunk(vector=header), [payload])
 
 
 def open_round(stub: Stub, header: pb.RoundHeader, model: Array | None, timeout: float) -> None:
-    """Open an attempt; to a shuffler the model goes along."""
+    """Open an attempt; a shuffler gets the model too."""
     stub.open(chunks(pb.Chunk(round=header), [] if model is None else [model]), timeout=timeout)
 
 
 def collect(parts: Iterator[Any], coding: Coding = FLOAT32) -> Release:
-    """Wait for the round's end and take what is released; `parts` is the running call, so that it can be cancelled."""
+    """Wait for the round's end and receive what is released; `parts` is the running call, so it can be cancelled."""
     header: pb.ReleaseHeader = header_of(_first(parts), "release")
     rows = None
     if header.phase == "released":

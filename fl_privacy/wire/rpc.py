@@ -16,6 +16,7 @@ from fl_privacy.wire.channel import Channel
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 Raiser = Callable[[ProtocolError], Any]
+Handler = Callable[[Any, Any], Any]
 
 _CHUNK: Codec = (stream.encode, stream.decode)
 
@@ -24,27 +25,22 @@ def _message(kind: Any) -> Codec:
     return kind.SerializeToString, kind.FromString
 
 
-# method -> (requests stream?, replies stream?, request, reply)
-MIDDLEWARE: dict[str, tuple[bool, bool, Codec, Codec]] = {
-    "Open": (True, False, _CHUNK, _message(pb.Empty)),
-    "Submit": (True, False, _CHUNK, _message(pb.SubmitReply)),
-    "Collect": (False, True, _message(pb.CollectRequest), _CHUNK),
-    "Fetch": (False, True, _message(pb.FetchRequest), _CHUNK),
-    "Settle": (False, False, _message(pb.SettleRequest), _message(pb.Empty)),
-    "Seed": (True, False, _CHUNK, _message(pb.Empty)),
-    "Finish": (False, False, _message(pb.FinishRequest), _message(pb.Empty)),
-    "Post": (False, False, _message(pb.Letter), _message(pb.Empty)),
-    "Pickup": (False, False, _message(pb.PickupRequest), _message(pb.Letters)),
+# method -> (gRPC's name for what streams, request, reply)
+MIDDLEWARE: dict[str, tuple[str, Codec, Codec]] = {
+    "Open": ("stream_unary", _CHUNK, _message(pb.Empty)),
+    "Submit": ("stream_unary", _CHUNK, _message(pb.SubmitReply)),
+    "Collect": ("unary_stream", _message(pb.CollectRequest), _CHUNK),
+    "Fetch": ("unary_stream", _message(pb.FetchRequest), _CHUNK),
+    "Settle": ("unary_unary", _message(pb.SettleRequest), _message(pb.Empty)),
+    "Seed": ("stream_unary", _CHUNK, _message(pb.Empty)),
+    "Finish": ("unary_unary", _message(pb.FinishRequest), _message(pb.Empty)),
+    "Post": ("unary_unary", _message(pb.Letter), _message(pb.Empty)),
+    "Pickup": ("unary_unary", _message(pb.PickupRequest), _message(pb.Letters)),
 }
-EVALUATOR: dict[str, tuple[bool, bool, Codec, Codec]] = {
-    "Evaluate": (False, False, _message(pb.EvaluateRequest), _message(pb.EvaluateReply)),
-}
+EVALUATOR = {"Evaluate": ("unary_unary", _message(pb.EvaluateRequest), _message(pb.EvaluateReply))}
 SERVICES = {"fl_privacy.wire.Middleware": MIDDLEWARE, "fl_privacy.wire.Evaluator": EVALUATOR}
 
-_LIMITS = [
-    ("grpc.max_receive_message_length", stream.MAX_MESSAGE),
-    ("grpc.max_send_message_length", stream.MAX_MESSAGE),
-]
+_LIMITS = [(f"grpc.max_{way}_message_length", stream.MAX_MESSAGE) for way in ("receive", "send")]
 # A dead peer is noticed within half a minute, also behind a NAT that forgets idle connections.
 CHANNEL_OPTIONS = [
     *_LIMITS,
@@ -59,32 +55,28 @@ SERVER_OPTIONS = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # Or an idle client's keepalive counts as abuse, and it is hung up on after its third ping.
+    # Otherwise an idle client's keepalive counts as abuse, and its connection is closed after the third ping.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", 64),
     ("grpc.so_reuseport", 0),
-    # A fixed window of 1 MiB a stream: one that gRPC may grow by itself held 12 MB for every site that uploads.
+    # A fixed window of 1 MiB per stream: one that gRPC may grow by itself takes 12 MB for every uploading site.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
 ]
 
 
-async def _refuse(context: Any, error: Exception, refused: Raiser | None) -> None:
-    # The frames of a refused stream hold its round's memory; they must not wait for the garbage collector.
+async def _refuse(context: Any, error: FederationError, refused: Raiser | None) -> None:
+    # The frames of a refused stream hold its round's memory; free them now, not when the garbage collector runs.
     error.__traceback__ = error.__context__ = None
     if isinstance(error, ProtocolError):
         if refused is not None:
             refused(error)
         await context.abort(getattr(grpc.StatusCode, error.code), str(error))
-    await context.abort(
-        grpc.StatusCode.INTERNAL, str(error) if isinstance(error, FederationError) else "internal error"
-    )
+    await context.abort(grpc.StatusCode.INTERNAL, str(error))
 
 
-def _unary(
-    call: Callable[[Any, Any], Awaitable[Any]], keys: Keyring, refused: Raiser | None
-) -> Callable[[Any, Any], Awaitable[Any]]:
+def _unary(call: Callable[[Any, Any], Awaitable[Any]], keys: Keyring, refused: Raiser | None) -> Handler:
     async def handler(request: Any, context: Any) -> Any:
         try:
             keys.refuse_revoked(certificate_of(context))
@@ -95,9 +87,7 @@ def _unary(
     return handler
 
 
-def _streaming(
-    call: Callable[[Any, Any], AsyncIterator[Any]], keys: Keyring, refused: Raiser | None
-) -> Callable[[Any, Any], AsyncIterator[Any]]:
+def _streaming(call: Callable[[Any, Any], AsyncIterator[Any]], keys: Keyring, refused: Raiser | None) -> Handler:
     async def handler(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
             keys.refuse_revoked(certificate_of(context))
@@ -109,23 +99,16 @@ def _streaming(
     return handler
 
 
-_HANDLERS = {
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (False, False): grpc.unary_unary_rpc_method_handler,
-}
-
-
 def handlers(name: str, servicer: Any, keys: Keyring, refused: Raiser | None = None) -> grpc.GenericRpcHandler:
     """The gRPC handlers of a service, from a servicer's methods of the same names in lower case.
 
-    Every call is checked against the revocations in `keys`, also on a connection that is older than they are.
+    Every call is checked against the revocations in `keys`, even on a connection that is older than they are.
     """
     made = {}
-    for method, (many_in, many_out, request, reply) in SERVICES[name].items():
-        call = getattr(servicer, method.lower())
-        wrapped = _streaming(call, keys, refused) if many_out else _unary(call, keys, refused)
-        made[method] = _HANDLERS[many_in, many_out](wrapped, request[1], reply[0])
+    for method, (kind, request, reply) in SERVICES[name].items():
+        wrap = _streaming if kind == "unary_stream" else _unary
+        wrapped = wrap(getattr(servicer, method.lower()), keys, refused)
+        made[method] = getattr(grpc, f"{kind}_rpc_method_handler")(wrapped, request[1], reply[0])
     return grpc.method_handlers_generic_handler(name, made)
 
 
@@ -133,10 +116,8 @@ class Stub:
     """A client of one service: `stub.fetch(request, timeout=...)`."""
 
     def __init__(self, channel: Channel, name: str) -> None:
-        kinds = {(True, False): channel.stream_unary, (False, True): channel.unary_stream}
-        for method, (many_in, many_out, request, reply) in SERVICES[name].items():
-            make = kinds.get((many_in, many_out), channel.unary_unary)
-            setattr(self, method.lower(), make(f"/{name}/{method}", request[0], reply[1]))
+        for method, (kind, request, reply) in SERVICES[name].items():
+            setattr(self, method.lower(), getattr(channel, kind)(f"/{name}/{method}", request[0], reply[1]))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
@@ -156,9 +137,9 @@ def channel(address: str, keys: Keyring) -> Channel:
 
 
 def server_credentials(keys: Keyring) -> grpc.ServerCredentials:
-    """Mutual TLS: a caller without a certificate of our authority does not get past the handshake.
+    """Mutual TLS: a caller without a certificate of our authority fails the handshake.
 
-    The files are looked at for every new connection, so a renewed certificate needs no restart.
+    The files are checked for every new connection, so a renewed certificate needs no restart.
     """
     files = Renewing(keys)
     if not belong_together(*files.contents):
@@ -188,6 +169,6 @@ async def serve(name: str, servicer: Any, address: str, keys: Keyring, refused: 
     except RuntimeError:
         port = 0
     if port == 0:
-        raise LaunchError(f"listen {address}: the address is taken or not ours; choose another port")
+        raise LaunchError(f"listen {address}: the address is in use or not on this machine; choose another port")
     await server.start()
     return server, port

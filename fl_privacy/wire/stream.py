@@ -1,4 +1,4 @@
-"""Vectors as chunked streams: a header, then raw bytes. Everything that arrives is taken to be hostile."""
+"""Vectors as chunked streams: a header, then raw bytes. Everything received is treated as hostile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from fl_privacy.coding import FLOAT32, Coding, Payload
-from fl_privacy.errors import ProtocolError
+from fl_privacy.errors import ProtocolError, require
 from fl_privacy.wire import federation_pb2 as pb
 
 CHUNK = 1 << 20
@@ -21,7 +21,7 @@ DATA_TAG = bytes([4 << 3 | 2])  # Chunk.data, a length-delimited field
 
 @dataclass(frozen=True)
 class Malformed:
-    """Bytes that are no Chunk: kept as a value, so that the reader can refuse them with a proper status."""
+    """Bytes that are not a Chunk: kept as a value, so that the reader can refuse them with a proper status."""
 
 
 Part = pb.Chunk | memoryview | Malformed
@@ -94,33 +94,28 @@ def header_of(part: Part, kind: str) -> Any:
 
 
 class Receiver:
-    """Fills one array from the data parts of a stream: exactly its bytes, of that digest, and sound for its coding."""
+    """Fills one array from the data parts of a stream: exactly its bytes, with that digest, valid for its coding."""
 
     def __init__(self, target: Payload, digest: bytes | None = None, coding: Coding = FLOAT32) -> None:
-        self._target, self._coding = target, coding
+        self._target, self._coding, self._digest = target, coding, digest
         self._view = target.reshape(-1).view(np.uint8).data if target.size else memoryview(b"")
-        self._hash = hashlib.sha256()
-        self._digest = digest
-        self._position = 0
+        self._hash, self._position = hashlib.sha256(), 0
 
     def feed(self, part: Part) -> None:
-        """Take the next part; refuses headers, junk, empty parts and bytes beyond the end."""
+        """Accept the next part; refuses headers, malformed and empty parts, and bytes beyond the end."""
         if not isinstance(part, memoryview):
             raise ProtocolError("INVALID_ARGUMENT", "stream: expected data")
         end = self._position + part.nbytes
-        if part.nbytes == 0:
-            raise ProtocolError("INVALID_ARGUMENT", "stream: empty data")
-        if end > self._view.nbytes:
-            raise ProtocolError("INVALID_ARGUMENT", f"stream: more than the announced {self._view.nbytes} bytes")
+        require(part.nbytes > 0, "stream: empty data")
+        require(end <= self._view.nbytes, f"stream: more than the announced {self._view.nbytes} bytes")
         self._view[self._position : end] = part
         self._position = end
         if self._digest is not None:
             self._hash.update(part)
 
     def finish(self) -> None:
-        """The stream has ended: check that it was whole and sound."""
-        if self._position != self._view.nbytes:
-            raise ProtocolError("DATA_LOSS", f"stream: ended after {self._position} of {self._view.nbytes} bytes")
-        if self._digest is not None and self._hash.digest() != self._digest:
-            raise ProtocolError("DATA_LOSS", "digest: does not fit the data")
+        """The stream has ended: check that it was complete and valid."""
+        position, size = self._position, self._view.nbytes
+        require(position == size, f"stream: ended after {position} of {size} bytes", "DATA_LOSS")
+        require(self._digest in (None, self._hash.digest()), "digest: does not match the data", "DATA_LOSS")
         self._coding.check(self._target)

@@ -1,4 +1,4 @@
-"""Federations in containers: what docker-compose.yml's services are called, and a compose file for any federation."""
+"""Federations in containers: the service names of docker-compose.yml, and a compose file for any federation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INIT = (
 
 
 def document(federation: Federation, config: Path, image: str, run: str, data: Path | None = None) -> dict[str, Any]:
-    """The compose file of a federation: the services of docker-compose.yml, as many as the federation has."""
+    """The compose file of a federation: the services of docker-compose.yml, one per party."""
     roles = parties(federation)
     shared = [f"{data}:/data:ro"] if data else []
     services = {name: _service(federation, role, name, image, run, shared) for role, name in roles}
@@ -52,7 +52,7 @@ def document(federation: Federation, config: Path, image: str, run: str, data: P
 
 
 def located(federation: Federation) -> Federation:
-    """The federation with the sites' own paths made absolute: containers see them at the same place."""
+    """The federation with absolute paths for the sites' data and policies, which containers mount at the same place."""
     sites = []
     for site in federation.sites:
         paths = {"data": site.data, "policy": site.policy}
@@ -79,7 +79,7 @@ def _service(federation: Federation, role: str, name: str, image: str, run: str,
 
 
 def reserve(service: dict[str, Any], device: str) -> None:
-    """Give a site's container the one GPU of its device; inside the container that is the first."""
+    """Give a site's container the GPU of its device; inside the container it is the first one."""
     if device != "cpu":
         service["command"] += ["--device", "cuda"]
         chosen = {"driver": "nvidia", "device_ids": [device.partition(":")[2] or "0"], "capabilities": ["gpu"]}
@@ -87,7 +87,7 @@ def reserve(service: dict[str, Any], device: str) -> None:
 
 
 def addressed(federation: Federation) -> Federation:
-    """The federation with its roles at the names of their services."""
+    """The federation with its roles addressed by the names of their services."""
     hosts: dict[str, Any] = {}
     for known, name in ((ROLES[role], name) for role, name in parties(federation)):
         address = f"{name}:{GATE if known.has_gate else MIDDLEWARE}"
@@ -99,7 +99,7 @@ def addressed(federation: Federation) -> Federation:
 
 
 def mounted(federation: Federation, kits: Path) -> list[tuple[str, str]]:
-    """Every role that has a volume under `kits`; those that the route has no use for will stand by."""
+    """Every party that has a volume under `kits`; those that the route does not use will stand by."""
     there = sorted(path.name for path in kits.iterdir() if path.is_dir()) if kits.is_dir() else []
     wanted = parties(federation)
     spare = [(role, name) for name in there if (role := _spare(name)) and (role, name) not in wanted]

@@ -19,8 +19,10 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.engines import compose
 from fl_privacy.deploy.engines.follow import Result
+from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.plan import new_run_name
 from fl_privacy.errors import LaunchError
+from fl_privacy.roles import ROLES
 
 IMAGE = "fl-privacy:{torch}"
 RUNS = "/runs"
@@ -31,7 +33,7 @@ FIXES = {
 
 
 class Project:
-    """One federation's containers. Volumes stay: certificates, and ledgers, which outlive a run."""
+    """One federation's containers. The volumes stay: certificates and ledgers outlive a run."""
 
     def __init__(self, federation: Federation, run: str, runs_dir: Path, data_dir: Path | None) -> None:
         import docker
@@ -65,13 +67,13 @@ class Project:
         try:
             self.client.images.get(image)
         except ImageNotFound:
-            raise LaunchError(f"image {image}: not there; build it with make image{' TORCH=cuda' * cuda}") from None
+            raise LaunchError(f"image {image}: not found; build it with make image{' TORCH=cuda' * cuda}") from None
         return image
 
     def compose(self, *words: str) -> None:
-        """`docker compose` on this project; what it says is in its log, and the end of it in the error."""
+        """Run `docker compose` on this project; an error has the last lines of its output."""
         if shutil.which("docker") is None:
-            raise LaunchError("docker: the command is not there; install Docker with its Compose plugin")
+            raise LaunchError("docker: command not found; install Docker with its Compose plugin")
         command = ["docker", "compose", "--project-name", self.name, "--file", str(self.file), *words]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
@@ -103,7 +105,7 @@ def up(
     data_dir: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Result:
-    """Run a federation to its end in containers; the run comes to `runs_dir`, the containers go."""
+    """Run a federation to its end in containers; the run is copied to `runs_dir` and the containers are removed."""
     began = time.monotonic()
     project = Project(federation, new_run_name(federation), runs_dir, data_dir)
     try:
@@ -116,9 +118,10 @@ def up(
             reason = line.removeprefix("error: ") if line.startswith("error: ") else reason
         code = int(server.wait()["StatusCode"])
         if code and "(logs:" not in reason:
-            raise LaunchError(reason or f"the server's container ended with {code}")  # before there was a run
+            raise LaunchError(reason or f"the server's container ended with {code}")  # it failed before there was a run
         project.take("server", f"{RUNS}/{project.run}", project.runs_dir)
         project.take("server", f"{RUNS}/.{project.run}.ca.pem", project.runs_dir)
+        _collect(project)
         spent = _ledgers(project)
     finally:
         project.compose("down", "--timeout", "10")
@@ -127,13 +130,26 @@ def up(
     return Result.of(run_dir, end, time.monotonic() - began, spent)
 
 
+def _collect(project: Project) -> None:
+    """Under `audit: true`, what each party recorded of the run, from its own volume."""
+    if not project.federation.audit:
+        return
+    for role, name in parties(project.federation):
+        group = ROLES[role].records
+        if group and not ROLES[role].starts_runs:
+            target = project.runs_dir / project.run / group
+            with suppress(LaunchError):  # it recorded nothing
+                project.take(name, f"/kit/{group}/{project.run}", target)
+                (target / project.run).rename(target / name)
+
+
 def _ledgers(project: Project) -> list[dict[str, Any]]:
-    """What each site has spent, by the ledger in its own volume."""
+    """What each site has spent, from the ledger in its own volume."""
     federation, reports = project.federation, []
     with tempfile.TemporaryDirectory() as scratch:
         for name in federation.site_names:
             (Path(scratch) / name).mkdir()
-            with suppress(LaunchError):  # a site that was never asked has none
+            with suppress(LaunchError):  # a site that was never invited has none
                 project.take(name, "/kit/state/ledger.jsonl", Path(scratch) / name)
             reports.append(ledgers.report(federation, name, Path(scratch) / name))
     return [report for report in reports if report is not None]

@@ -1,4 +1,4 @@
-"""Running a federation: start it on an engine, watch it to its end, clean up whatever happens."""
+"""Running a federation: start it on an engine, follow it to its end, clean up whatever happens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def up(
     if engine not in ENGINES:
         raise LaunchError(f"engine: {engine!r} is unknown; use {' or '.join(ENGINES)}")
     if resume is not None and not (runs_dir / resume / "checkpoints").is_dir():
-        raise LaunchError(f"resume: {runs_dir / resume} has no checkpoint; start it anew")
+        raise LaunchError(f"resume: {runs_dir / resume} has no checkpoint; start a new run")
     room = disk(runs_dir)
     if not room.ok:
         raise LaunchError(f"disk: {room.detail}; {room.fix}")

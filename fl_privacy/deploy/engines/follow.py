@@ -1,4 +1,4 @@
-"""A submitted run, from its start to its end: what the server says of it, and how it came out."""
+"""Following a submitted run to its end: what the server logs, and how the run ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Result:
 
     @classmethod
     def of(cls, run_dir: Path, end: tuple[str, str], seconds: float, ledgers: list[dict[str, Any]]) -> Result:
-        """From what the run's folder holds."""
+        """From the run's folder."""
         status, reason = end
         last = _last_metric(run_dir)
         return cls(
@@ -59,11 +59,11 @@ class Result:
 def follow(
     run_dir: Path, control: Any, flower_run: int, check: Callable[[], None], watch: Callable[[Path], None]
 ) -> tuple[str, str]:
-    """Until the server says that the run is over, or Flower or a process (`check` raises) gives up.
+    """Wait until the server reports that the run is over, or Flower or a process (`check` raises) gives up.
 
-    Where Flower gives up before the server had its sites (on a loaded machine a ServerApp may not start within Flower's
-    time limit), nothing has been asked of a site, and the run is submitted again. A SuperLink on another machine may be
-    out of reach for a while, or be started again: it is asked again.
+    If Flower gives up before the server had its sites (on a loaded machine a ServerApp may not start within Flower's
+    time limit), no site has been invited, and the run is submitted again. A SuperLink on another machine may be
+    unreachable for a while, or be restarted: it is asked again.
     """
     checked, again, begun = time.monotonic(), RESTARTS, False
     tail = Tail(run_dir / "logs" / "server.log")
@@ -100,7 +100,7 @@ def follow(
 
 
 def _end(events: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """What the server has said of the run's end, and why."""
+    """How the run ended according to the server, and why."""
     ends = [event for event in events if event["event"] in ("completed", "failed")]
     return (str(ends[0]["event"]), str(ends[0].get("reason", ""))) if ends else None
 

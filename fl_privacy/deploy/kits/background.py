@@ -1,4 +1,4 @@
-"""`fl-privacy site start|stop|status`: a kit served in the background, without systemd or a container."""
+"""`fl-privacy site start|stop|status`: serve a kit in the background, without systemd or a container."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fl_privacy.ops.tail import Tail
 UP = 90.0
 DOWN = 40.0
 POLL = 0.2
-FRESH = 15.0  # seconds that a sign of health counts
+FRESH = 15.0  # seconds for which a sign of health counts
 ELSEWHERE = "by systemd, a container or fl-privacy serve; stop it there"
 
 
 def start(folder: Folder) -> dict[str, Any]:
-    """Start serving, detached; nothing is left running where it does not come up."""
+    """Start serving in a detached process; if it does not come up, nothing is left running."""
     _is_site(folder)
     if (pid := _pid(folder)) is not None:
-        raise LaunchError(f"site {folder.kit.name}: runs already (pid {pid}); stop it first")
+        raise LaunchError(f"site {folder.kit.name}: already running (pid {pid}); stop it first")
     if folder.served:
-        raise LaunchError(f"site {folder.kit.name}: is served already, {ELSEWHERE}")
+        raise LaunchError(f"site {folder.kit.name}: already served, {ELSEWHERE}")
     failed = [found for found in check(folder, reach=False) if not found.ok]
     if failed:
         raise LaunchError("; ".join(f"{found.name}: {found.detail} (fix: {found.fix})" for found in failed))
@@ -52,7 +52,9 @@ def start(folder: Folder) -> dict[str, Any]:
         _note(folder).unlink(missing_ok=True)
         if isinstance(error, OSError):
             why = f"{error.filename or folder.path}: {error.strerror or error}"
-            raise LaunchError(f"site {folder.kit.name}: did not start: {why}; make room or mend it") from None
+            raise LaunchError(
+                f"site {folder.kit.name}: did not start: {why}; free some space, or fix the path"
+            ) from None
         raise
     return status(folder)
 
@@ -69,7 +71,7 @@ def _launch(folder: Folder, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _wait(folder: Folder, process: subprocess.Popen[bytes], log: Path, began: float) -> None:
-    """Until it is up: this very process, not one that was killed a moment ago or that systemd started meanwhile."""
+    """Wait until it is up: this process, not one that was just killed or that systemd started in the meantime."""
     until = time.monotonic() + UP
     while True:
         if process.poll() is not None:
@@ -77,7 +79,9 @@ def _wait(folder: Folder, process: subprocess.Popen[bytes], log: Path, began: fl
         if _healthy(folder, began) and _is_parent(process.pid, _processes(folder)):
             return
         if time.monotonic() > until:
-            raise LaunchError(f"site {folder.kit.name}: was not up after {UP:g} s and was stopped; see {folder.logs}")
+            raise LaunchError(
+                f"site {folder.kit.name}: did not come up within {UP:g} s and was stopped; see {folder.logs}"
+            )
         time.sleep(POLL)
 
 
@@ -89,22 +93,24 @@ def _is_parent(pid: int, processes: dict[str, int]) -> bool:
 
 
 def stop(folder: Folder) -> dict[str, Any]:
-    """End it; its own children end with it."""
+    """Stop the serving process and its children."""
     _is_site(folder)
     pid = _pid(folder)
     if pid is not None:
         try:
             _end(pid)
         except (psutil.AccessDenied, PermissionError):
-            raise LaunchError(f"site {folder.kit.name}: pid {pid} is another user's; stop it as that user") from None
+            raise LaunchError(
+                f"site {folder.kit.name}: pid {pid} belongs to another user; stop it as that user"
+            ) from None
     elif folder.served:
-        raise LaunchError(f"site {folder.kit.name}: is up, {ELSEWHERE}")
+        raise LaunchError(f"site {folder.kit.name}: running, started {ELSEWHERE}")
     _note(folder).unlink(missing_ok=True)
     return {"site": folder.kit.name, "state": "down"}
 
 
 def _end(pid: int) -> None:
-    """Gently, and then for certain."""
+    """SIGTERM first, then SIGKILL."""
     with suppress(psutil.NoSuchProcess, ProcessLookupError):
         process = psutil.Process(pid)
         process.send_signal(signal.SIGTERM)
@@ -116,10 +122,10 @@ def _end(pid: int) -> None:
 
 
 def status(folder: Folder) -> dict[str, Any]:
-    """From what it leaves in its folder; nothing is asked over a socket."""
+    """From the files in the kit; no process is asked."""
     _is_site(folder)
     pid = _pid(folder)
-    served = pid is not None or folder.served  # or else by systemd or in a container
+    served = pid is not None or folder.served  # or started by systemd or in a container
     state = "down" if not served else "up" if _healthy(folder) else "starting"
     last = next(reversed(Tail(folder.logs / "worker.log").poll()), None)
     return {
@@ -137,7 +143,9 @@ def status(folder: Folder) -> dict[str, Any]:
 
 def _is_site(folder: Folder) -> None:
     if not folder.role.has_node:
-        raise ConfigError(f"kit {folder.path}: is a {folder.kit.role}'s; use fl-privacy serve, systemd or a container")
+        raise ConfigError(
+            f"kit {folder.path}: belongs to a {folder.kit.role}; use fl-privacy serve, systemd or a container"
+        )
 
 
 def _note(folder: Folder) -> Path:
@@ -145,7 +153,7 @@ def _note(folder: Folder) -> Path:
 
 
 def _pid(folder: Folder) -> int | None:
-    """Of the serving process, if it is still that one; the note in a copy of the kit is of the original."""
+    """Pid of the serving process, if it still runs; in a copy of a kit the note is about the original."""
     try:
         note = json.loads(_note(folder).read_text())
         if note["kit"] != str(folder.path):
@@ -172,7 +180,7 @@ def _processes(folder: Folder) -> dict[str, int]:
 
 
 def _superlink(folder: Folder) -> str | None:
-    """What its relay found when the way to the SuperLink last changed."""
+    """What the relay logged when its connection to the SuperLink last changed."""
     ways = [event for event in Tail(folder.logs / "relay.log").poll() if event["event"] in ("connected", "unreachable")]
     if not ways:
         return None
@@ -181,4 +189,4 @@ def _superlink(folder: Folder) -> str | None:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("error: ") if lines else "it said nothing"
+    return lines[-1].removeprefix("error: ") if lines else "no output"

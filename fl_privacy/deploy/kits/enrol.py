@@ -1,4 +1,4 @@
-"""How a party comes by its certificate: it makes its own key and asks; the authority signs; the party installs."""
+"""How a party gets its certificate: it makes its own key and a request; the authority signs; the party installs."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ _CRL = b"-----BEGIN X509 CRL-----"
 
 
 def party(kit: Path) -> tuple[Identity, tuple[str, ...]]:
-    """Whose kit it is, and what the party is dialled by."""
+    """Whose kit it is, and the host names of its certificate."""
     folder = Folder.open(kit)
     return folder.identity, hosts_of(folder.identity, folder.kit.hosts, f"kit {kit / 'kit.yaml'}")
 
 
 def request(kit: Path, out: Path | None = None) -> tuple[Path, CheckedRequest]:
-    """Ask for a first certificate. The key is made here, once, and stays here."""
+    """Request a first certificate. The key is made here, once, and stays here."""
     keys = Keyring(kit / "keys")
     if keys.certificate_file.exists() and keys.key_file.exists():
-        raise LaunchError(f"kit {kit}: has a certificate; use `fl-privacy pki renew {kit}`")
+        raise LaunchError(f"kit {kit}: already has a certificate; use `fl-privacy pki renew {kit}`")
     identity, hosts = party(kit)
     return _write_request(kit, identity, hosts, _own_key(keys.key_file), None, out)
 
 
 def renew(kit: Path, new_key: bool = False, out: Path | None = None) -> tuple[Path, CheckedRequest]:
-    """Ask for the next certificate, for the same key or a new one; the old key proves who asks."""
+    """Request the next certificate, for the same key or a new one; the old key proves who asks."""
     keys = Keyring(kit / "keys")
     identity, hosts = party(kit)
     if not keys.certificate_file.exists() or not keys.key_file.exists():
@@ -106,7 +106,7 @@ def sign(
     out: Path | None = None,
     replace: bool = False,
 ) -> list[dict[str, Any]]:
-    """Sign requests: all of them, or none if one is not in order. Nobody else's certificate is touched."""
+    """Sign requests: all of them, or none if one is refused. No other party's certificate changes."""
     if days is not None and not 1 <= days <= MAX_DAYS:
         raise LaunchError(f"days: {days} was given; use 1 to {MAX_DAYS}")
     asked = [check(read(Request, path, "request"), path) for path in requests]
@@ -120,7 +120,7 @@ def sign(
 
 
 def _admit(authority: Authority, asked: Sequence[CheckedRequest], replace: bool) -> None:
-    """Whether the authority may sign these, given all that it signed before."""
+    """Refuse requests that contradict what the authority signed or revoked before."""
     records, revoked, batch = authority.records(), authority.revoked(), set[str]()
     barred = {record.key for record in records if record.number in revoked}
     for one in asked:
@@ -132,7 +132,7 @@ def _admit(authority: Authority, asked: Sequence[CheckedRequest], replace: bool)
         batch.add(one.identity.name)
         if fingerprint(one.key) in barred:
             raise LaunchError(
-                f"{where}: its key was revoked; have a new one made with `fl-privacy pki renew --new-key`"
+                f"{where}: its key was revoked; the party needs a new one: `fl-privacy pki renew --new-key`"
             )
         known = {record.key for record in records if record.identity == uri}
         if known and fingerprint(one.key) not in known and not replace:
@@ -142,29 +142,29 @@ def _admit(authority: Authority, asked: Sequence[CheckedRequest], replace: bool)
 
 
 def _check_hosts(one: CheckedRequest, records: Sequence[Record], revoked: frozenset[int]) -> None:
-    """A renewal, which is signed without asking, brings no host name more: sites believe whom they dial by it."""
+    """A renewal is signed without checking back, so it may add no host name: sites trust a peer by its host name."""
     uri = one.identity.uri
     newest = max(record.since for record in records if record.identity == uri)
     had = {_plain(host) for r in records if r.identity == uri and r.since == newest for host in r.hosts}
     for host in one.request.hosts:
         if _plain(host) not in had:
             others = shared([host], uri, records, revoked)
-            of = f", a name of {', '.join(others)}," if others else ""
+            of = f" (which belongs to {', '.join(others)})" if others else ""
             raise LaunchError(
-                f"request {one.source}: {uri} asks for host {host}{of} that its last certificate is not for; "
-                "remove it from the kit's hosts, or if you know that this party is dialled by it, sign with --replace"
+                f"request {one.source}: {uri} asks for host {host}{of}, which its last certificate does not have; "
+                "remove it from the kit's hosts, or if you know that the party uses this name, sign with --replace"
             )
 
 
 def shared(hosts: Sequence[str], uri: str, records: Sequence[Record], revoked: frozenset[int]) -> list[str]:
-    """The other identities with a valid certificate for one of these hosts."""
+    """Other identities that have a valid certificate for one of these hosts."""
     wanted = set(map(_plain, hosts))
     valid = [r for r in records if r.identity != uri and not r.expired and r.number not in revoked]
     return sorted({r.identity for r in valid if wanted & set(map(_plain, r.hosts))})
 
 
 def _plain(host: str) -> str:
-    """One spelling of a name or address."""
+    """A name or address in its canonical spelling."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -172,7 +172,7 @@ def _plain(host: str) -> str:
 
 
 def _check_renewal(authority: Authority, one: CheckedRequest) -> None:
-    """The old key speaks for the new one, while its own certificate is good."""
+    """The old key vouches for the new one as long as its own certificate is valid."""
     try:
         if one.request.renewal is None:
             raise ValueError
@@ -184,13 +184,13 @@ def _check_renewal(authority: Authority, one: CheckedRequest) -> None:
         if old.serial_number in authority.revoked():
             raise LaunchError(
                 f"request {one.source}: the certificate of {one.identity.uri} was revoked, so its old key cannot "
-                "speak for the new one; compare the fingerprint and sign with --replace"
+                "vouch for the new one; compare the fingerprint and sign with --replace"
             )
         Keyring(authority.folder).refuse_revoked(old)
     except (*BROKEN, ProtocolError):
         raise LaunchError(
             f"request {one.source}: {one.identity.uri} has a certificate for another key; "
-            "let it ask by `fl-privacy pki renew`, or if you know that it lost its key, sign with --replace"
+            "the party must use `fl-privacy pki renew`, or if you know that it lost its key, sign with --replace"
         ) from None
 
 
@@ -212,7 +212,7 @@ def _sign_one(authority: Authority, one: CheckedRequest, days: int | None, out: 
 
 
 def install(kit: Path, file: Path) -> dict[str, Any]:
-    """Take in what the authority sent: our certificate, its revocations, or for a superlink a site's node."""
+    """Install what the authority sent: our certificate, its revocations or, at a superlink, a site's node key."""
     identity, _ = party(kit)
     data = bounded(file, MAX_SIGNED, "file")
     if data.lstrip().startswith(_CRL):
@@ -226,16 +226,16 @@ def install(kit: Path, file: Path) -> dict[str, Any]:
         return _install_own(keys, signed, certificate, where)
     if ROLES[identity.role].has_gate and ROLES[whose.role].has_node and whose.federation == identity.federation:
         return _install_node(kit, whose, signed, where)
-    raise LaunchError(f"{where}: is for {whose.uri}, and this kit is of {identity.uri}; install it there")
+    raise LaunchError(f"{where}: is for {whose.uri}, and this kit belongs to {identity.uri}; install it there")
 
 
 def _check_signed(signed: Signed, keys: Keyring, where: str) -> x509.Certificate:
-    """By the authority that this kit knows, in all its parts, and good today."""
+    """Check that the authority of this kit signed all of it, and that it is valid today."""
     try:
         authority = x509.load_pem_x509_certificate(signed.ca.encode())
         known = keys.authority_file
         if known.exists() and x509.load_pem_x509_certificate(known.read_bytes()) != authority:
-            raise LaunchError(f"{where}: of another authority than {known}; ask that one to sign")
+            raise LaunchError(f"{where}: signed by another authority than {known}; ask that one to sign")
         certificate = x509.load_pem_x509_certificate(signed.certificate.encode())
         certificate.verify_directly_issued_by(authority)
         verify_text(authority.public_key(), signed.signature, signed.payload)
@@ -244,7 +244,7 @@ def _check_signed(signed: Signed, keys: Keyring, where: str) -> x509.Certificate
         if signed.revoked is not None:
             load_crl(signed.revoked.encode(), authority)
     except (*BROKEN, ProtocolError):
-        raise LaunchError(f"{where}: not as its authority signed it; have it sent again") from None
+        raise LaunchError(f"{where}: not as its authority signed it; ask for it again") from None
     keys.refuse_revoked(certificate)
     if dt.datetime.now(dt.UTC) < certificate.not_valid_before_utc:
         raise LaunchError(f"{where}: valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; set the clock")
@@ -256,8 +256,10 @@ def _install_own(keys: Keyring, signed: Signed, certificate: x509.Certificate, w
     held = [file for file in (keys.key_file, pending) if file.exists()]
     fits = [file for file in held if load_key(file).public_key() == certificate.public_key()]
     if not fits:
-        raise LaunchError(f"{where}: for a key that this kit does not hold; ask anew with `fl-privacy pki request`")
-    # Who reads between these steps sees files that do not belong together, and keeps those it had.
+        raise LaunchError(
+            f"{where}: for a key that this kit does not have; make a new request with `fl-privacy pki request`"
+        )
+    # A process that reads between these steps sees files that do not belong together, and keeps its old ones.
     if fits[0] == pending:
         pending.replace(keys.key_file)
     write_public(keys.authority_file, signed.ca.encode())
@@ -276,9 +278,9 @@ def _install_own(keys: Keyring, signed: Signed, certificate: x509.Certificate, w
 def _install_node(kit: Path, site: Identity, signed: Signed, where: str) -> dict[str, Any]:
     keys = Keyring(kit / "keys")
     if not keys.authority_file.exists():
-        raise LaunchError(f"{where}: this kit knows no authority yet; install its own signed file first")
+        raise LaunchError(f"{where}: this kit has no authority yet; install its own signed file first")
     if signed.node is None:
-        raise LaunchError(f"{where}: brings no node's key; have the site ask anew")
+        raise LaunchError(f"{where}: has no node key; the site must make a new request")
     _install_brought(keys, signed)
     target = kit / "nodes" / f"{site.name}.pub"
     write_public(target, signed.node.encode())
@@ -286,7 +288,7 @@ def _install_node(kit: Path, site: Identity, signed: Signed, where: str) -> dict
 
 
 def _install_brought(keys: Keyring, signed: Signed) -> None:
-    """The revocations that a signed file brings along; newer ones that are in place stay."""
+    """Install the revocations in a signed file, unless newer ones are in place."""
     if signed.revoked is not None:
         pki.install_crl(keys.revoked_file, signed.revoked.encode(), load_certificate(keys.authority_file))
 
@@ -297,30 +299,30 @@ def _install_crl(kit: Path, file: Path, data: bytes) -> dict[str, Any]:
         authority = x509.load_pem_x509_certificate(keys.authority_file.read_bytes())
         crl = pki.install_crl(keys.revoked_file, data, authority)
     except (FileNotFoundError, ValueError):
-        raise LaunchError(f"revocations {file}: not by the authority of {keys.authority_file}") from None
+        raise LaunchError(f"revocations {file}: not signed by the authority in {keys.authority_file}") from None
     if crl is None:
-        raise LaunchError(f"revocations {file}: older than those in place; take the authority's newest revoked.pem")
+        raise LaunchError(f"revocations {file}: older than those in place; use the authority's newest revoked.pem")
     return {"installed": "revocations", "count": len(crl), "file": str(keys.revoked_file)}
 
 
 def find(authority: Authority, name: str) -> str:
-    """The identity that the authority knows by a name, by role/name or by its whole URI."""
+    """The identity with this name, role/name or URI in the authority's records."""
     known = sorted({record.identity for record in authority.records()})
     found = [uri for uri in known if uri == name or uri.endswith(f"/{name}")]
     if not found:
-        raise LaunchError(f"name: {name!r} has no certificate of this authority; see `fl-privacy pki list`")
+        raise LaunchError(f"name: {name!r} has no certificate from this authority; see `fl-privacy pki list`")
     if len(found) > 1:
-        raise LaunchError(f"name: {name!r} may be any of {', '.join(found)}; give one of these")
+        raise LaunchError(f"name: {name!r} is ambiguous; use one of {', '.join(found)}")
     return found[0]
 
 
 def _next_key(keys: Keyring) -> Path:
-    """A key whose certificate has not come yet."""
+    """Where a new key waits for its certificate."""
     return keys.folder / "key.next.pem"
 
 
 def _own_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The key in that file, made if there is none: a request that got lost can be made again."""
+    """The key in that file, made if there is none: a lost request can be made again."""
     if not path.exists():
         write_secret(path, pki.pem(ec.generate_private_key(ec.SECP256R1())))
     path.chmod(0o600)
@@ -332,13 +334,13 @@ def _node_key(path: Path) -> str:
 
     if not path.exists():
         made = node_key(path)
-        # `provision --sign` takes it from there.
+        # `provision --sign` reads it from there.
         write_public(path.with_name("node.pub"), made)
         return made.decode()
     path.chmod(0o600)
     try:
         public = serialization.load_ssh_private_key(path.read_bytes(), None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise LaunchError(f"node key {path}: cannot be read; remove it to have a new one made") from None
+        raise LaunchError(f"node key {path}: cannot be read; remove it to make a new one") from None
     encoded = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return encoded.decode()

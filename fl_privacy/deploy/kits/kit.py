@@ -1,4 +1,4 @@
-"""A start kit: the folder with all that one role of a federation needs on its machine."""
+"""A start kit: the folder with everything that one party of a federation needs on its machine."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ class Kit(Model):
 
     version: Literal[1] = 1
     federation: str = Field(pattern=NAME)
-    digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the federation that the kit was made for")
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of the federation that the kit was made for")
     role: Annotated[str, AfterValidator(_known)]
     name: str = Field(pattern=NAME)
     listen: Address | None = Field(None, description="where a listening role listens")
-    hosts: tuple[str, ...] = Field((), description="names and addresses that its certificate is for")
+    hosts: tuple[str, ...] = Field((), description="names and addresses in its certificate")
     superlink: Address | None = Field(None, description="the gate of the SuperLink; for sites and the server")
     middleware: tuple[Address, ...] = Field((), description="the shuffler, or every aggregator in order")
     evaluator: Address | None = None
-    metrics: Address | None = Field(None, description="where Prometheus finds this role's metrics; none: nowhere")
+    metrics: Address | None = Field(None, description="where this role serves Prometheus metrics; none: nowhere")
     proxy: str | None = Field(
-        None, pattern=r"^http://[A-Za-z0-9.-]+:[0-9]{1,5}$", description="HTTP proxy on the way out; without a password"
+        None,
+        pattern=r"^http://[A-Za-z0-9.-]+:[0-9]{1,5}$",
+        description="HTTP proxy for outgoing connections; without a password",
     )
     device: str | None = Field(None, pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="a site's device")
     data: Path | None = Field(None, description="data folder of a site, of the server and of the evaluator")
@@ -52,7 +54,7 @@ class Kit(Model):
 
 @dataclass(frozen=True)
 class Folder:
-    """A kit on disk, read and found to be whole."""
+    """A kit on disk, read and checked."""
 
     path: Path
     kit: Kit
@@ -60,14 +62,14 @@ class Folder:
 
     @classmethod
     def open(cls, path: Path, device: str | None = None) -> Folder:
-        """Read it; `device` goes before the kit's own."""
+        """Read a kit; `device` overrides the kit's own."""
         path = path.resolve()
         kit = read_kit(path, device)
         federation = Federation.load(path / "federation.yaml")
         if (federation.name, federation.digest) != (kit.federation, kit.digest):
             raise ConfigError(
                 f"kit {path}: is for another federation, or another version of it, than its federation.yaml "
-                f"({federation.name!r}); take both from the same fl-privacy provision"
+                f"({federation.name!r}); use files from the same fl-privacy provision"
             )
         if ROLES[kit.role].has_node:
             federation.site(kit.name)
@@ -100,12 +102,12 @@ class Folder:
 
     @property
     def run(self) -> Path:
-        """What is only true while the role runs: pids, health, sockets, the relay's certificate."""
+        """What only matters while the role runs: pids, health, sockets, the relay's certificate."""
         return self.path / "run"
 
     @property
     def served(self) -> bool:
-        """Whether a process serves it now, whoever started it: the lock goes with the process, however it ends."""
+        """Whether a process serves it now, whoever started it: the lock ends with the process."""
         return is_locked(self.run / "lock")
 
     def at(self, path: Path | None) -> Path | None:
@@ -114,7 +116,7 @@ class Folder:
 
     @property
     def idle(self) -> bool:
-        """Whether the federation's route has no use for this role."""
+        """Whether the federation's route does not use this party."""
         return (self.kit.role, self.kit.name) not in parties(self.federation)
 
     @property

@@ -1,4 +1,4 @@
-"""What a kit has besides its config: a systemd unit, a compose file, and a page on what to do with them."""
+"""What a kit has besides its config: a systemd unit, a compose file, and a README on how to use them."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def compose(folder: Folder) -> str:
     made = {**services.COMMON, "image": f"fl-privacy:${{TORCH:-{'cpu' if device == 'cpu' else 'cuda'}}}"}
     made["command"] = ["train" if runs else "serve", "/kit"]
     made["volumes"] = ["./:/kit", *(_mount(path, writes) for path, writes in _outside(folder))]
-    made["restart"] = "no" if runs else "unless-stopped"  # also after the machine was started anew
+    made["restart"] = "no" if runs else "unless-stopped"  # also after a reboot
     if kit.listen:
         port = port_of(kit.listen)
         made["ports"] = [f"{port}:{port}"]
@@ -182,7 +182,7 @@ def compose(folder: Folder) -> str:
 
 
 def _outside(folder: Folder) -> list[tuple[Path, bool]]:
-    """Absolute paths that a role needs besides its kit, and whether it writes there; relative ones are in the kit."""
+    """Absolute paths that a role needs outside its kit, and whether it writes to them; relative ones are in the kit."""
     kit, role = folder.kit, folder.role
     found: list[tuple[Path | None, bool]] = [(kit.data if role.data else None, False)]
     if role.has_node:
@@ -194,13 +194,13 @@ def _outside(folder: Folder) -> list[tuple[Path, bool]]:
 
 
 def _mount(path: Path, writes: bool) -> dict[str, Any]:
-    """At the same place inside; Docker must not make a folder where there is no such path."""
+    """Mounted at the same path; Docker must not create a folder if the path does not exist."""
     made = {"type": "bind", "source": str(path), "target": str(path), "bind": {"create_host_path": False}}
     return made if writes else {**made, "read_only": True}
 
 
 def write(folder: Folder) -> None:
-    """The compose file and the unit, anew from kit.yaml; those that somebody has changed stay as they are."""
+    """Write the compose file and the unit from kit.yaml; files edited by hand stay as they are."""
     keep = kept(folder)
     for path, text in _files(folder).items():
         if path not in keep:
@@ -208,8 +208,8 @@ def write(folder: Folder) -> None:
 
 
 def kept(folder: Folder) -> list[Path]:
-    """The files that are not what would be written, because somebody has changed them."""
-    return [path for path, text in _files(folder).items() if path.exists() and _is_anothers(path, text)]
+    """The files that were edited by hand and differ from what would be written."""
+    return [path for path, text in _files(folder).items() if path.exists() and _edited(path, text)]
 
 
 def _files(folder: Folder) -> dict[Path, str]:
@@ -217,8 +217,8 @@ def _files(folder: Folder) -> dict[Path, str]:
     return {folder.path / name: MARK.format(digest=_digest(text)) + text for name, text in texts.items()}
 
 
-def _is_anothers(path: Path, wanted: str) -> bool:
-    """Whether it is no longer what its first line says was written, nor what is wanted."""
+def _edited(path: Path, wanted: str) -> bool:
+    """Whether the file is neither what its first line says was written nor what is wanted."""
     text = path.read_text(errors="replace")
     first, _, rest = text.partition("\n")
     return text != wanted and first + "\n" != MARK.format(digest=_digest(rest))

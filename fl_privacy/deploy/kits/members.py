@@ -1,4 +1,4 @@
-"""The SuperLink's members: the SuperNodes whose public keys lie in its kit's `nodes/`, and no others."""
+"""The SuperLink's members: the SuperNodes whose public keys are in its kit's `nodes/`, and no others."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fl_privacy.ops.log import Log
 
 MAX_KEY = 4096
 NEW_KEY = (
-    "Flower takes no key that was removed before; let the site delete node/node.key and run `fl-privacy pki renew`, "
-    "and install its new signed file there and here"
+    "Flower accepts no key that was removed before; the site must delete node/node.key and run `fl-privacy pki renew`, "
+    "then install its new signed file there and here"
 )
 
 
 class Refusal(NamedTuple):
-    """A file of `nodes/` that makes nobody a member, by what is in it: the same one is told once."""
+    """A file in `nodes/` that admits nobody, identified by its contents: each one is reported once."""
 
     site: str
     key: bytes
@@ -30,7 +30,7 @@ class Refusal(NamedTuple):
 
 
 def keys_in(folder: Path) -> tuple[dict[bytes, str], set[Refusal]]:
-    """Public key to name, of every readable NAME.pub; and those that are not."""
+    """Public key to name of every readable NAME.pub, and the files that are refused."""
     found: dict[bytes, str] = {}
     refused: set[Refusal] = set()
     for path in sorted(folder.glob("*.pub")):
@@ -39,7 +39,7 @@ def keys_in(folder: Path) -> tuple[dict[bytes, str], set[Refusal]]:
                 key = serialization.load_pem_public_key(file.read(MAX_KEY))
             made = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         except (OSError, ValueError, UnsupportedAlgorithm) as error:
-            why = f"{path.name}: not a public key ({error}); install the site's signed file anew"
+            why = f"{path.name}: not a public key ({error}); install the site's signed file again"
             refused.add(Refusal(path.stem, b"", why))
             continue
         found[made] = path.stem
@@ -47,9 +47,9 @@ def keys_in(folder: Path) -> tuple[dict[bytes, str], set[Refusal]]:
 
 
 class Members:
-    """Keeps Flower's list in step with the folder: joining is adding a file, removing is deleting it.
+    """Keeps Flower's list in step with the folder: a site joins by adding a file and leaves by deleting it.
 
-    It is asked several times a second: what stays wrong is told once, or it would push all else out of the events.
+    `keep` is called several times a second, so a lasting problem is logged only once.
     """
 
     def __init__(self, control: Control, folder: Path, log: Log) -> None:
@@ -59,7 +59,7 @@ class Members:
         self._trouble = ""
 
     def keep(self) -> None:
-        """Unregister who is gone, register who is new; an unreachable SuperLink is asked at the next call."""
+        """Register new nodes, unregister removed ones; while the SuperLink is unreachable, each call tries again."""
         found = sorted(self._folder.glob("*.pub"))
         now = found, stamp(found)
         if now == self._seen:
@@ -76,14 +76,16 @@ class Members:
         self._seen, self._refused, self._trouble = now, refused, ""
 
     def _match(self) -> set[Refusal]:
-        """Removals go first, and one key's refusal keeps no other key from its due."""
+        """Removals first; one refused key does not hold up the others."""
         there = self._control.nodes()
         wanted, refused = keys_in(self._folder)
         for key in there.keys() - wanted.keys():
             if _accepted(self._control.unregister, there[key]):
                 self._log("removed", node=there[key])
             else:
-                refused.add(Refusal("", key, f"node {there[key]}: not removed by the SuperLink; restart its role"))
+                refused.add(
+                    Refusal("", key, f"node {there[key]}: the SuperLink did not remove it; restart the superlink")
+                )
         for key in sorted(wanted.keys() - there.keys(), key=wanted.__getitem__):
             if _accepted(self._control.register, key, wanted[key]):
                 self._log("joined", site=wanted[key])
@@ -93,7 +95,7 @@ class Members:
 
 
 def _accepted(call: Callable[..., None], *arguments: object) -> bool:
-    """Whether the SuperLink did it; if it did not say no for good, that is an error."""
+    """Whether the SuperLink accepted the call; anything but a final refusal is an error."""
     try:
         call(*arguments)
     except httpx.HTTPStatusError as error:

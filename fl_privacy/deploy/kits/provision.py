@@ -25,7 +25,7 @@ OWN = ("proxy", "device", "data", "policy")
 
 @dataclass(frozen=True)
 class Choices:
-    """What the kits have in common besides the federation."""
+    """Settings that all kits share."""
 
     metrics: Address | None = METRICS
     data: Path | None = None
@@ -40,12 +40,12 @@ def provision(
     choices: Choices | None = None,
     roles: list[tuple[str, str]] | None = None,
 ) -> list[Path]:
-    """Write the kits; those that are there keep their keys, their state and their secret.
+    """Write the kits; existing ones keep their keys, state and secret.
 
-    With `sign`, keys are made and signed here too: for trials on one machine. Else each party makes its own.
+    With `sign`, all keys are made and signed here, for trials on one machine; otherwise each party makes its own.
     """
     if federation.hosts is None:
-        raise ConfigError("hosts: missing; add where the SuperLink and the middleware are dialled (docs/deploying.md)")
+        raise ConfigError("hosts: missing; add the addresses of the SuperLink and the middleware (docs/deploying.md)")
     if sign and authority is None:
         raise ConfigError("sign: needs --pki, the authority's folder; make one with fl-privacy pki init")
     wanted = roles or parties(federation)
@@ -72,7 +72,9 @@ def provision(
         if sign and authority is not None:
             _introduce(out, federation, authority)
     except OSError as error:
-        raise LaunchError(f"out {out}: {error.filename}: {error.strerror}; make room or choose another --out") from None
+        raise LaunchError(
+            f"out {out}: {error.filename}: {error.strerror}; free some space or choose another --out"
+        ) from None
     return made
 
 
@@ -97,26 +99,26 @@ def _kit(federation: Federation, hosts: Hosts, role: str, name: str, choices: Ch
 
 
 def _listen(address: Address) -> Address:
-    """On every address of the machine, of the family that it is dialled by."""
+    """All interfaces of the machine, for IPv4 or IPv6 as in its address."""
     host, port = parse(address)
     return show(EVERYWHERE_6 if ":" in host else EVERYWHERE, port)
 
 
 def _with_own(folder: Path, kit: Kit) -> Kit:
-    """What the machine's owner has set in a kit that is there already; a policy above all must not get lost."""
+    """Keep what the machine's owner has set in an existing kit; above all, a policy must not get lost."""
     if not (folder / "kit.yaml").exists():
         return kit
     old = read_kit(folder)
     if (old.federation, old.role, old.name) != (kit.federation, kit.role, kit.name):
         raise LaunchError(
-            f"kit {folder}: is of {old.role} {old.name} of {old.federation!r}; choose another "
+            f"kit {folder}: belongs to {old.role} {old.name} of {old.federation!r}; choose another "
             "--out (in containers: docker compose -p NAME up)"
         )
     given = {name: getattr(old, name) for name in OWN if getattr(kit, name) is None}
     own = {name: value for name, value in given.items() if value is not None}
     if old.listen and kit.listen and port_of(old.listen) == port_of(kit.listen):
-        own["listen"] = old.listen  # the owner may have bound one interface
-    return kit.model_copy(update={**own, "metrics": old.metrics})  # none at all is a choice too
+        own["listen"] = old.listen  # the owner may have chosen one interface
+    return kit.model_copy(update={**own, "metrics": old.metrics})  # no metrics at all is also a choice
 
 
 def _write(folder: Path, kit: Kit, federation: Federation) -> None:
@@ -129,7 +131,7 @@ def _write(folder: Path, kit: Kit, federation: Federation) -> None:
 
 
 def _shared_secret(out: Path, wanted: list[tuple[str, str]]) -> bytes:
-    """SuperExec's, the same for the SuperLink and the server; a second provisioning keeps it."""
+    """The SuperExec's secret, the same for the SuperLink and the server; provisioning again keeps it."""
     for file in (out / name / "secret" for role, name in wanted if ROLES[role].secret):
         if file.exists():
             return file.read_bytes()
@@ -137,7 +139,7 @@ def _shared_secret(out: Path, wanted: list[tuple[str, str]]) -> bytes:
 
 
 def _check_trust(folder: Path, authority: Authority | None) -> None:
-    """A kit knows its authority from the start; a different one is never put in its place."""
+    """A kit trusts one authority from the start; it is never replaced by another one."""
     file = folder / "keys" / "ca.pem"
     if authority is not None and file.exists() and file.read_bytes() != authority.pem:
         raise LaunchError(f"kit {folder}: trusts another authority; use that one's --pki, or another --out")
@@ -151,7 +153,7 @@ def _sign(folder: Folder, authority: Authority) -> None:
 
 
 def _introduce(out: Path, federation: Federation, authority: Authority) -> None:
-    """The SuperLink's kit learns the sites' public keys, but for sites that were removed."""
+    """Put the sites' public keys into the SuperLink's kit, except those of revoked sites."""
     nodes = out / "superlink" / "nodes"
     nodes.mkdir(exist_ok=True)
     for name in federation.site_names:

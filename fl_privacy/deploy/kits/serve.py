@@ -1,4 +1,4 @@
-"""`fl-privacy serve KIT`: one role on its machine, its processes watched and started again when they fall."""
+"""`fl-privacy serve KIT`: run one role on its machine, and restart its processes when they exit."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from fl_privacy.ops.log import Log
 from fl_privacy.ops.tail import Tail
 
 POLL = 0.2
-LOOK = 0.5  # seconds: who only looks whether a kit is served has its lock for a moment
+LOOK = 0.5  # seconds: checking whether a kit is served takes its lock for a moment
 HEALTH_EVERY = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-STEADY = 60.0  # seconds of life after which a fall counts as the first again
-FATAL = 2  # what our own processes end with when a person must mend something
+STEADY = 60.0  # seconds of running after which the pause before a restart is short again
+FATAL = 2  # exit code of our processes for an error that somebody must fix
 
 
 @contextmanager
 def alone(folder: Folder) -> Iterator[None]:
-    """One serving process for a kit; the lock goes with the process, however it ends."""
+    """Allow one serving process per kit; the lock ends with the process."""
     folder.run.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ExitStack() as held:
         try:
             held.enter_context(locked(folder.run / "lock", wait=LOOK))
         except BlockingIOError:
-            raise LaunchError(f"kit {folder.path}: is served already; stop that first") from None
+            raise LaunchError(f"kit {folder.path}: is already served; stop that process first") from None
         yield
 
 
 @dataclass
 class Watched:
-    """A process of the role, and how it has been doing."""
+    """A process of the role, and its recent history."""
 
     process: Process
     born: float = 0.0
@@ -62,7 +62,7 @@ class Watched:
 
 @dataclass
 class Supervisor:
-    """Starts the processes in order, each after the one before it is up; a fallen one alone is started again."""
+    """Starts the processes in order, each once the one before it is up; only a process that exited is restarted."""
 
     folder: Folder
     fleet: Fleet
@@ -73,7 +73,7 @@ class Supervisor:
         for one in self.watched:
             self._step(one)
             if not one.up:
-                return  # those after it need it
+                return  # the next ones need it
 
     def _step(self, one: Watched) -> None:
         now = time.monotonic()
@@ -89,7 +89,9 @@ class Supervisor:
             if one.up:
                 self.log("up", process=one.process.name)
             elif now - one.born > START:
-                raise LaunchError(f"{one.process.name} is not up after {START:g} s: {child.tail()} (log: {child.log})")
+                raise LaunchError(
+                    f"{one.process.name} did not come up within {START:g} s: {child.tail()} (log: {child.log})"
+                )
 
     def _start(self, one: Watched, now: float) -> None:
         process = one.process
@@ -115,7 +117,7 @@ class Supervisor:
 
     @property
     def healthy(self) -> bool:
-        """All are up, and whatever this role is dialled by takes a connection."""
+        """All processes are up, and the role accepts connections where it listens."""
         if not all(one.up for one in self.watched):
             return False
         place = self.folder.place
@@ -125,19 +127,25 @@ class Supervisor:
 
 
 def check_own(folder: Folder) -> None:
-    """Whether key and certificate are there, belong together and are this kit's: who dials would only see silence."""
+    """Check that key and certificate exist, belong together and are this kit's: peers would only see a timeout."""
     keys, where = folder.keys, f"kit {folder.path}"
     if not keys.certificate_file.exists():
-        raise LaunchError(f"{where}: has no certificate; fl-privacy pki request {folder.path}, and install the answer")
+        raise LaunchError(
+            f"{where}: has no certificate; run fl-privacy pki request {folder.path}, and install the answer"
+        )
     load_key(keys.key_file)
     if not belong_together(*keys.read()):
-        raise LaunchError(f"{where}: key.pem, cert.pem and ca.pem do not belong together; install the signed file anew")
+        raise LaunchError(
+            f"{where}: key.pem, cert.pem and ca.pem do not belong together; install the signed file again"
+        )
     if (found := tls.own_identity(keys)) != folder.identity:
-        raise LaunchError(f"{where}: its certificate is of {found.uri}; install the one that was signed for this kit")
+        raise LaunchError(
+            f"{where}: its certificate belongs to {found.uri}; install the one that was signed for this kit"
+        )
 
 
 def serve(folder: Folder, until: Path | None = None) -> None:
-    """Run the role until SIGTERM, or until the file `until` is there."""
+    """Run the role until SIGTERM, or until the file `until` exists."""
     check_own(folder)
     with alone(folder):
         prepare(folder)
@@ -162,7 +170,7 @@ def serve(folder: Folder, until: Path | None = None) -> None:
                 time.sleep(POLL)
         finally:
             (folder.run / "healthy").unlink(missing_ok=True)
-            # SuperNodes and executors say good-bye to a SuperLink that is still there.
+            # SuperNodes and executors sign off while the SuperLink still runs.
             fleet.stop("supernode", "superexec")
             fleet.stop()
             log("stopped")
@@ -177,7 +185,7 @@ def _members(folder: Folder, ports: Ports, log: Log) -> Members | None:
 
 
 def reachable(address: str) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens there."""
     host, port = parse(address)
     try:
         with socket.create_connection(({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port), 1.0):

@@ -1,4 +1,4 @@
-"""`fl-privacy train KIT`: one run of a federation across machines, started and followed from the server's kit."""
+"""`fl-privacy train KIT`: start and follow one run of a federation across machines, from the server's kit."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from fl_privacy.transcript.run import anchor
 
 POLL = 0.2
 RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,127}"
-REACH = 300.0  # seconds for the SuperLink to come into reach
-OFTEN = 8.0  # seconds of pause before another start: it has fallen three times by then
+REACH = 300.0  # seconds to reach the SuperLink
+OFTEN = 8.0  # seconds of pause before a restart: the process has exited three times by then
 
 
 def train(
@@ -34,9 +34,9 @@ def train(
     name: str | None = None,
     watch: Callable[[Path], None] = lambda run_dir: None,
 ) -> Result:
-    """Go on with the run that was broken off, or start one; follow it to its end."""
+    """Resume the interrupted run, or start one, and follow it to its end."""
     if not folder.role.starts_runs:
-        raise ConfigError(f"kit {folder.path}: is a {folder.kit.role}'s; runs are started from the server's kit")
+        raise ConfigError(f"kit {folder.path}: belongs to a {folder.kit.role}; start runs from the server's kit")
     check_own(folder)
     if not (folder.path / "secret").is_file():
         raise LaunchError(f"kit {folder.path}: secret is missing; copy it from the superlink's kit")
@@ -46,13 +46,13 @@ def train(
 
 
 def _run_name(folder: Folder, anew: bool, name: str | None) -> str:
-    """The unfinished run, unless it is to be left or another is named; its name is kept until it has ended."""
+    """The unfinished run, unless a new one is asked for; its name is kept until it completes."""
     note = folder.state / "unfinished"
     if note.exists() and not anew and name is None:
         return note.read_text().strip()
     name = name or new_run_name(folder.federation)
     if not re.fullmatch(RUN_NAME, name):
-        raise ConfigError(f"run: {name!r} is no name; use letters, digits and hyphens")
+        raise ConfigError(f"run: {name!r} is not a valid name; use letters, digits and hyphens")
     note.write_text(name)
     return name
 
@@ -71,7 +71,7 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     def check() -> None:
         supervisor.step()
         if any(one.process.name == "superexec" and one.pause > OFTEN for one in supervisor.watched):
-            raise LaunchError("superexec: falls at once, again and again; copy secret from the superlink's kit")
+            raise LaunchError("superexec: keeps exiting; copy secret from the superlink's kit")
         if supervisor.healthy:
             (folder.run / "healthy").touch()
         fleet.trim()
@@ -83,18 +83,18 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
         while not all(one.up for one in supervisor.watched):
             check()
             if time.monotonic() > until:
-                raise LaunchError(f"server: its processes are not up after {START:g} s; see {run_dir / 'logs'}")
+                raise LaunchError(f"server: its processes did not come up within {START:g} s; see {run_dir / 'logs'}")
             time.sleep(POLL)
         control = flower.Control(f"{LOOPBACK}:{ports.relay}", folder.run / "relay.pem")
         supervisor.log("reaching", superlink=folder.kit.superlink)
         try:
             control.wait(check, REACH)
         except Unanswered:
-            see = f"fl-privacy preflight {folder.path} says why"
-            raise LaunchError(f"superlink {folder.kit.superlink}: no answer in {REACH:g} s; {see}") from None
+            see = f"run fl-privacy preflight {folder.path} to find out why"
+            raise LaunchError(f"superlink {folder.kit.superlink}: no answer within {REACH:g} s; {see}") from None
         end = follow(run_dir, control, control.start_run({"home": str(folder.run)}), check, watch)
     except KeyboardInterrupt:
-        # The ServerApp is stopped with its executor, and cannot tell.
+        # The ServerApp is stopped together with its executor and cannot log this itself.
         Log("server", run_dir / "logs" / "server.log")("failed", run=run, reason="KeyboardInterrupt: train was stopped")
         raise
     finally:
@@ -110,7 +110,7 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
 
 
 def export(result: Result, target: Path) -> bool:
-    """Copy a run, and the authority it verifies against, to another folder; False where that may not be written."""
+    """Copy a run and the authority that it verifies against to another folder; False if that is not writable."""
     source = Path(result.path)
     try:
         shutil.copytree(source, target / source.name, dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""Checks before a federation starts: each failure with its fix, all of them at once."""
+"""Checks before a federation starts: all failures at once, each with its fix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(
     keys: Path | None,
     peers: list[str],
 ) -> list[Check]:
-    """All checks; none stops another."""
+    """Run all checks, whatever fails."""
     checks = [flower_version(), disk(runs_dir, transcript_bytes(federation)), data(federation, data_dir)]
     checks += devices(federation)
     checks += [port(address) for address in listen or ["127.0.0.1:0"]]
@@ -55,17 +55,19 @@ def flower_version() -> Check:
 
 
 def disk(runs_dir: Path, needed: int = SPARE_DISK) -> Check:
-    """Room where the runs go."""
+    """Free space for the runs."""
     place = runs_dir.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     detail = f"{free / 2**20:,.0f} MiB free in {runs_dir}, about {needed / 2**20:,.0f} MiB needed"
-    return Check("disk", free >= needed, detail, "" if free >= needed else "make room, or choose another --runs-dir")
+    return Check(
+        "disk", free >= needed, detail, "" if free >= needed else "free some space, or choose another --runs-dir"
+    )
 
 
 def transcript_bytes(federation: Federation) -> int:
-    """A model and a cohort of updates a round, and what the logs may take."""
+    """A model and a cohort of updates per round, plus room for logs."""
     from fl_privacy.tasks.workload import layout_of
 
     parameters = layout_of(federation).size
@@ -108,7 +110,9 @@ def port(address: str) -> Check:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind((host, number))
     except OSError as error:
-        return Check("port", False, f"{address}: {error.strerror}", "choose another port, or stop what listens there")
+        return Check(
+            "port", False, f"{address}: {error.strerror}", "choose another port, or stop the program that uses it"
+        )
     return Check("port", True, f"{address} is free")
 
 
@@ -116,7 +120,7 @@ def dates(name: str, certificate: x509.Certificate) -> Check:
     now = dt.datetime.now(dt.UTC)
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
-        return Check(name, False, f"certificate: expired on {end:%Y-%m-%d}", "have it issued anew by the authority")
+        return Check(name, False, f"certificate: expired on {end:%Y-%m-%d}", "renew it: fl-privacy pki renew KIT")
     if now < start:
         return Check(
             name, False, f"certificate: valid only from {start:%Y-%m-%d %H:%M} UTC", "set this machine's clock"
@@ -125,7 +129,7 @@ def dates(name: str, certificate: x509.Certificate) -> Check:
 
 
 def certificates(federation: Federation, keys: Keyring) -> Iterator[Check]:
-    """Our own key, certificate and authority: do they belong together, and to this federation?"""
+    """Whether our own key, certificate and authority belong together and to this federation."""
     try:
         key, certificate_pem, authority_pem = keys.read()
         certificate = x509.load_pem_x509_certificate(certificate_pem)
@@ -133,7 +137,7 @@ def certificates(federation: Federation, keys: Keyring) -> Iterator[Check]:
         private = load_pem_private_key(key, None)
     except (FederationError, ValueError) as error:
         why = "not in PEM: one of key.pem, cert.pem and ca.pem is damaged" if isinstance(error, ValueError) else error
-        yield Check("keys", False, f"{keys.folder}: {why}", "restore it, or install the signed file anew")
+        yield Check("keys", False, f"{keys.folder}: {why}", "restore it, or install the signed file again")
         return
     except (TypeError, UnsupportedAlgorithm) as error:
         yield Check("keys", False, f"{keys.key_file}: {error}", f"store it without a password: {PLAIN} {keys.key_file}")
@@ -144,16 +148,16 @@ def certificates(federation: Federation, keys: Keyring) -> Iterator[Check]:
         lambda: certificate.verify_directly_issued_by(authority),
         "the authority signed this certificate",
         "the certificate is not signed by ca.pem",
-        "take ca.pem and cert.pem from the same federation",
+        "use ca.pem and cert.pem of the same federation",
     )
     matches = private.public_key() == certificate.public_key()
     yield Check("key", matches, "key and certificate " + ("belong together" if matches else "do not belong together"),
-                "" if matches else "use the key the certificate was made for")  # fmt: skip
+                "" if matches else "use the key that the certificate was made for")  # fmt: skip
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         identity = Identity.parse((names.get_values_for_type(x509.UniformResourceIdentifier) or [""])[0])
     except (FederationError, x509.ExtensionNotFound):
-        yield Check("identity", False, "certificate: names no fl-privacy identity", "have it issued by fl-privacy")
+        yield Check("identity", False, "certificate: has no fl-privacy identity", "use one issued by fl-privacy")
         return
     ours = identity.federation == federation.name
     fix = "" if ours else f"use a certificate of federation {federation.name!r}"

@@ -1,4 +1,4 @@
-"""What a check before a start has found."""
+"""The result of a preflight check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; `fix` is empty where all is well."""
+    """One finding; `fix` is empty if all is well. One that is ok and has a fix is a warning."""
 
     name: str
     ok: bool

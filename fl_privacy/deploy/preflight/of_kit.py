@@ -1,4 +1,4 @@
-"""`fl-privacy preflight KIT`: would this role start here, and reach whom it must? All failures at once, in seconds."""
+"""`fl-privacy preflight KIT`: can this role start here and reach its peers? All failures at once, within seconds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Test = Callable[[], Iterable[Check]]
 
 SKEW = 60.0
 SET_CLOCK = "set this machine's clock (systemctl enable --now systemd-timesyncd)"
-TIMEX_BYTES, TIME_ERROR = 512, 5  # adjtimex(2): more than its struct, which asks for nothing where it is zero
+TIMEX_BYTES, TIME_ERROR = 512, 5  # adjtimex(2): more than its struct, which changes nothing if it is all zero
 LONGEST = 2.2  # seconds to wait for a peer
 SOON = dt.timedelta(days=7)
 LONGEST_SOCKET = 100
@@ -43,7 +43,7 @@ GREETING = b"GET / HTTP/1.1\r\nHost: gate\r\n\r\n"
 
 
 def run(folder: Folder, reach: bool = True) -> list[Check]:
-    """All checks at once; none stops another. Without `reach` only those of this machine."""
+    """Run all checks at once, whatever fails. Without `reach`, only those of this machine."""
     kit = folder.kit
     here: list[tuple[str, Test]] = [
         ("flower", lambda: [checks.flower_version()]),
@@ -70,21 +70,21 @@ def run(folder: Folder, reach: bool = True) -> list[Check]:
 
 
 class _Probe:
-    """A test in a thread of its own, which nobody waits for when its time is over: a name server may not answer."""
+    """A check in a thread of its own, abandoned when its time is up: a name server may never answer."""
 
     def __init__(self, what: str, test: Test, late: list[Check] | None = None) -> None:
         self._what, self._test = what, test
-        fix = "is there a name server, and a way to it?"
-        self._found = [Check("peer", False, f"{what}: no answer in {LONGEST:g} s", fix)] if late is None else late
+        fix = "check that a name server is configured and reachable"
+        self._found = [Check("peer", False, f"{what}: no answer within {LONGEST:g} s", fix)] if late is None else late
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._found = list(self._test())
-        except Exception as error:  # whatever it is, it is this check's finding and hides no other
+        except Exception as error:  # reported as this check's finding, so that it hides no other
             why = str(error) if isinstance(error, OSError | ValueError | FederationError) else repr(error)
-            self._found = [Check("check", False, f"{self._what}: {why}", "mend the file or device that it names")]
+            self._found = [Check("check", False, f"{self._what}: {why}", "fix the file or device that it names")]
 
     def wait(self, seconds: float | None = None) -> list[Check]:
         self._thread.join(seconds)
@@ -94,13 +94,15 @@ class _Probe:
 def _room(folder: Folder) -> Check:
     where = folder.path / folder.kit.runs if folder.role.starts_runs else folder.state
     found = checks.disk(where)
-    return found if found.ok else Check("disk", False, found.detail, "make room, or move the kit to a larger disk")
+    return (
+        found if found.ok else Check("disk", False, found.detail, "free some space, or move the kit to a larger disk")
+    )
 
 
 def _certificates(folder: Folder) -> list[Check]:
     if not folder.keys.certificate_file.exists():
-        fix = f"fl-privacy pki request {folder.path}, have it signed, and install the answer"
-        return [Check("certificate", False, "there is none yet", fix)]
+        fix = f"run fl-privacy pki request {folder.path}, have it signed, and install the answer"
+        return [Check("certificate", False, "none yet", fix)]
     found = list(checks.certificates(folder.federation, folder.keys))
     try:
         certificate = x509.load_pem_x509_certificate(folder.keys.certificate_file.read_bytes())
@@ -109,15 +111,21 @@ def _certificates(folder: Folder) -> list[Check]:
         return found
     if identity != folder.identity:
         fix = "install the certificate that was signed for this kit's request"
-        found.append(Check("identity", False, f"certificate: is {identity.uri}, the kit {folder.identity.uri}", fix))
+        found.append(
+            Check("identity", False, f"certificate: is {identity.uri}, but the kit is {folder.identity.uri}", fix)
+        )
     left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
     if dt.timedelta() < left < SOON:
-        found.append(Check("renewal", True, f"the certificate ends in {left.days} days: fl-privacy pki renew"))
+        found.append(
+            Check(
+                "renewal", True, f"the certificate expires in {left.days} days", f"fl-privacy pki renew {folder.path}"
+            )
+        )
     return found
 
 
 def _listening(folder: Folder) -> list[Check]:
-    """Free ports; a role that is already up has its own."""
+    """Whether the ports are free; a running role uses its own."""
     if folder.served:
         return []
     return [checks.port(address) for address in (folder.kit.listen, folder.kit.metrics) if address is not None]
@@ -134,18 +142,18 @@ def _peer(folder: Folder, address: Address) -> Check:
 
 
 def _named(address: Address) -> Check | None:
-    """None where the name is known."""
+    """None if the name resolves."""
     host = host_of(address)
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
-        fix = "correct the name, or add it to the name server or to /etc/hosts"
+        fix = "correct the name, or add it to DNS or /etc/hosts"
         return Check("name", False, f"{host}: {error.strerror or error}", fix)
     return None
 
 
 def _gate(folder: Folder) -> list[Check]:
-    """Reach the SuperLink's gate, and compare clocks by the date it answers with."""
+    """Connect to the SuperLink's gate, and compare clocks by the date in its answer."""
     assert folder.kit.superlink is not None
     way = Way(folder.kit.superlink, folder.kit.proxy)
     if not way.proxy and (unknown := _named(way.address)):
@@ -157,7 +165,7 @@ def _gate(folder: Folder) -> list[Check]:
 
 
 def _unchecked(folder: Folder, way: Way) -> bytes:
-    """What the gate answers whoever it is: a wrong clock makes good certificates look bad, and its date tells."""
+    """The gate's answer without checking its certificate: with a wrong clock, valid certificates look invalid."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -168,29 +176,29 @@ def _unchecked(folder: Folder, way: Way) -> bytes:
 
 
 def _date(folder: Folder) -> bytes:
-    """What the gate tells one who has no business there: its date. Nothing where there is no way to it."""
+    """The gate's answer to a party that may not use it, which has its date; empty if it cannot be reached."""
     assert folder.federation.hosts is not None
     return _unchecked(folder, Way(folder.federation.hosts.superlink, folder.kit.proxy))
 
 
 def _own_clock(folder: Folder) -> list[Check]:
-    """Without asking anybody: a clock before what was made here, or for here, is behind."""
+    """Without asking a peer: a clock earlier than the dates of local files and certificates is behind."""
     at, what = max(_made(folder), default=(0.0, ""))
     behind = at - time.time()
     if behind > SKEW:
         return [Check("clock", False, f"{behind:.0f} s or more behind {what}", SET_CLOCK)]
     ask = getattr(ctypes.CDLL(None), "adjtimex", None)  # Linux has it
     if ask is not None and ask(ctypes.create_string_buffer(TIMEX_BYTES)) == TIME_ERROR:
-        return [Check("clock", True, f"is kept by no time server that the kernel knows of: {SET_CLOCK}")]
+        return [Check("clock", True, "no time synchronisation detected", SET_CLOCK)]
     return []
 
 
 def _made(folder: Folder) -> Iterator[tuple[float, str]]:
-    """When things came to be, by other clocks or by this one before; files that were sent here do not count."""
+    """Dates set by other clocks, or earlier by this one; files that were copied here do not count."""
     for file in (folder.keys.certificate_file, folder.keys.authority_file):
         with suppress(OSError, ValueError):
             certificate = x509.load_pem_x509_certificate(file.read_bytes())
-            yield certificate.not_valid_before_utc.timestamp(), f"the first date of {file.name}"
+            yield certificate.not_valid_before_utc.timestamp(), f"the start date of {file.name}"
     for made in (folder.logs, folder.state, folder.run):
         for file in made.glob("*"):
             with suppress(OSError):
@@ -215,19 +223,19 @@ def _data(folder: Folder) -> list[Check]:
 
     dataset = folder.federation.task.dataset
     if not folder.role.data or folder.kit.evaluator or not TASKS.get(dataset).needs_data:
-        return []  # who has an evaluator to dial leaves the data to it
+        return []  # a server with an evaluator needs no data
     fix = "set `data` in kit.yaml to the folder that holds the data set"
     try:
         where = files.folder(folder.at(folder.kit.data), dataset) / dataset
     except FederationError as error:
         return [Check("data", False, str(error), fix)]
     if not os.access(where, os.R_OK | os.X_OK):
-        return [Check("data", False, f"{where}: is not there, or not for this user to read", fix)]
+        return [Check("data", False, f"{where}: does not exist, or this user may not read it", fix)]
     return [Check("data", True, str(where))]
 
 
 def _device(folder: Folder) -> list[Check]:
-    """By the driver's device files: loading torch alone would take as long as all other checks."""
+    """From the driver's device files: importing torch would take as long as all other checks together."""
     if not folder.role.has_node:
         return []
     device = folder.own_federation.site(folder.kit.name).device
@@ -259,14 +267,18 @@ def _site(folder: Folder) -> list[Check]:
             Policy.load(policy).check(folder.federation, folder.kit.name)
             found.append(Check("policy", True, str(policy)))
         except FederationError as error:
-            found.append(Check("policy", False, str(error), "agree with the operator, or change your policy"))
-    detail = "shipped code is kept from keys and data" if confine.version() else "this kernel has no Landlock"
+            found.append(
+                Check("policy", False, str(error), "agree on other terms with the operator, or change your policy")
+            )
+    detail = (
+        "code that comes with a run cannot read keys or data" if confine.version() else "this kernel has no Landlock"
+    )
     found.append(Check("confinement", True, detail))
     return found
 
 
 def _node(folder: Folder) -> list[Check]:
-    """The SuperNode's key, by which the SuperLink knows it."""
+    """The key that authenticates the SuperNode to the SuperLink."""
     has_certificate = folder.keys.certificate_file.exists() and folder.keys.key_file.exists()
     fix = f"fl-privacy pki {'renew' if has_certificate else 'request'} {folder.path}"
     if not folder.node_key.exists():

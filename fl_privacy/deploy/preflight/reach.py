@@ -1,4 +1,4 @@
-"""Whether a peer can be reached from here, and what it has against us, in two seconds at most."""
+"""Whether a peer can be reached and accepts our certificate, within two seconds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fl_privacy.gate import dial
 from fl_privacy.identity.keyring import Keyring
 
 WAIT = 2.0
-NO_PASSWORD = ""  # else OpenSSL asks at the terminal for one that an encrypted key needs
+NO_PASSWORD = ""  # otherwise OpenSSL prompts for the password of an encrypted key
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 @dataclass(frozen=True)
 class Way:
-    """To an address: directly, or by an HTTP proxy."""
+    """How to connect to an address: directly or through an HTTP proxy."""
 
     address: str
     proxy: str | None = None
@@ -30,7 +30,7 @@ class Way:
         return host_of(self.address)
 
     def open(self, until: float) -> socket.socket:
-        """A connection, not later than `until`."""
+        """Connect before `until`."""
         try:
             where = dial.proxy_address(self.proxy) if self.proxy else parse(self.address)
             sock = socket.create_connection(where, _left(until))
@@ -60,45 +60,47 @@ class Way:
 
 
 def _left(until: float) -> float:
-    """Seconds that are left, a moment at least."""
+    """Seconds left, never zero."""
     return max(0.01, until - time.monotonic())
 
 
 def peer(address: str, keys: Keyring, proxy: str | None = None) -> Check:
-    """Whether a gRPC server there and we take each other's certificates."""
+    """Whether the gRPC server there and we accept each other's certificates."""
     return dialogue(Way(address, proxy), keys, HTTP2, "h2")[0]
 
 
 def answers(way: Way) -> Check:
-    """Whether somebody is there, for who has no certificate yet to show."""
+    """Whether something listens there, for a party that has no certificate yet."""
     try:
         way.open(time.monotonic() + WAIT).close()
     except (OSError, dial.Unreachable) as error:
         return _unreachable(way, error)
-    return Check("peer", True, f"{way.address}: answers; whether it takes our certificate shows when there is one")
+    return Check(
+        "peer", True, f"{way.address}: reachable; whether it accepts our certificate can be checked once there is one"
+    )
 
 
 def dialogue(way: Way, keys: Keyring, greeting: bytes, protocol: str) -> tuple[Check, bytes]:
-    """A real handshake, and the beginning of the answer: gRPC says only UNAVAILABLE, TLS itself says why."""
+    """A real handshake, and the start of the answer: gRPC only reports UNAVAILABLE, TLS reports why."""
     address = way.address
     try:
         context = ssl.create_default_context(cafile=str(keys.authority_file))
         context.load_cert_chain(keys.certificate_file, keys.key_file, NO_PASSWORD)
     except (OSError, ValueError):
-        return answers(way), b""  # what is wrong with our files is a finding of its own
+        return answers(way), b""  # problems with our own files are reported by another check
     try:
         answer = greet(way, greeting, protocol, context)
     except ssl.SSLCertVerificationError as error:
-        return Check("peer", False, f"{address}: its certificate is refused here: {error.verify_message}",
-                     "check that both have the same ca.pem, and the name and date of its certificate"), b""  # fmt: skip
+        fix = "check that both sides have the same ca.pem, and the host name and dates of its certificate"
+        return Check("peer", False, f"{address}: we refused its certificate: {error.verify_message}", fix), b""
     except (ssl.SSLError, ConnectionResetError, BrokenPipeError) as error:
-        # Its own certificate was in order. Many servers hang up without saying what they have against ours.
-        why = getattr(error, "reason", None) or "it hung up after the handshake (revoked? expired?)"
-        return Check("peer", False, f"{address}: refused our certificate: {why}",
-                     "have our certificate issued anew by the federation's authority"), b""  # fmt: skip
+        # We accepted its certificate. Many servers close the connection without saying why they refuse ours.
+        why = getattr(error, "reason", None) or "it closed the connection after the handshake (revoked? expired?)"
+        fix = "get a new certificate from the federation's authority"
+        return Check("peer", False, f"{address}: refused our certificate: {why}", fix), b""
     except (OSError, ValueError, dial.Unreachable) as error:
         return _unreachable(way, error), b""
-    by = f" by the proxy {way.proxy}" if way.proxy else ""
+    by = f" through the proxy {way.proxy}" if way.proxy else ""
     return Check("peer", True, f"{address}: mutual TLS works{by}"), answer
 
 
@@ -111,7 +113,7 @@ def _unreachable(way: Way, error: Exception) -> Check:
 
 
 def greet(way: Way, greeting: bytes, protocol: str, context: ssl.SSLContext) -> bytes:
-    """Say something over mutual TLS; in TLS 1.3 the peer judges our certificate after our side of the handshake."""
+    """Send a greeting over mutual TLS: in TLS 1.3 the peer checks our certificate after our side of the handshake."""
     until = time.monotonic() + WAIT
     context.set_alpn_protocols([protocol])
     with way.open(until) as plain, context.wrap_socket(plain, server_hostname=way.host) as secure:
