@@ -21,8 +21,7 @@ from fl_privacy.routes.shards import Cut, ShardsRoute
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
-from fl_privacy.wire import client, rpc
-from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire import client, federation_pb2 as pb, rpc
 
 CALL = 60.0
 ATTEMPT = "evaluated"  # the model is that after a whole round, whichever attempt produced it

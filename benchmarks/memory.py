@@ -21,8 +21,7 @@ from benchmarks.parties import MEGABYTE, PARAMETERS, QUICK_PARAMETERS, Parties, 
 from benchmarks.result import Result
 from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation, ShufflerRoute, Site
-from fl_privacy.wire import client, rpc
-from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire import client, federation_pb2 as pb, rpc
 from fl_privacy.wire.stream import digest
 
 SITES = 10

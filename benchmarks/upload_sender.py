@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from benchmarks.upload_server import ORDINARY, SECONDS, SERVICE
 from fl_privacy.coding import FLOAT32
 from fl_privacy.identity.keyring import Keyring
-from fl_privacy.wire import client, rpc, stream
-from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire import client, federation_pb2 as pb, rpc, stream
 from fl_privacy.wire.buffers import keep_buffers
 
 TIMEOUT = 60.0

@@ -19,8 +19,7 @@ import numpy as np
 
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
-from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire import rpc, stream
+from fl_privacy.wire import federation_pb2 as pb, rpc, stream
 from fl_privacy.wire.buffers import keep_buffers
 
 Options = list[tuple[str, Any]]

@@ -18,8 +18,7 @@ from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, ProtocolError, require
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
-from fl_privacy.ops.metrics import LOCAL, operations
-from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.ops.metrics import LOCAL, operations, serve as serve_metrics
 from fl_privacy.routes.base import Ticket
 from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.stream import data_bytes

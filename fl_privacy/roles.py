@@ -7,7 +7,6 @@ process is one entry. Nobody else tests a role's name.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 RUN = "{run}"  # in a path, stands for the name of a run
 SITES, CORE = "sites", "core"  # the two networks of a federation in containers
@@ -28,7 +27,7 @@ class Role:
     networks: tuple[str, ...] = (SITES, CORE)
     apis: tuple[str, ...] = ()  # what the gate lets it ask of the SuperLink
     data: bool = False  # it reads a data set
-    secret: bool = False  # it knows the secret by which a SuperExec joins the SuperLink
+    secret: bool = False  # it knows the secret that admits a SuperExec to the SuperLink
     backup: tuple[str, ...] = ()  # what in its kit is worth a backup, besides keys
     records: str = ""  # what it records under `audit: true`: views or truth
     outcomes: tuple[str, ...] = ()  # how a round can end for it, as its metrics count
@@ -46,7 +45,7 @@ class Role:
 
     @property
     def starts_runs(self) -> bool:
-        """It is started for one run at a time, whose transcript it writes, its own view always among it."""
+        """It is started for one run at a time and writes its transcript, which always includes its own view."""
         return self.flower == "superexec"
 
     @property
@@ -55,57 +54,25 @@ class Role:
         return self.flower == "supernode"
 
 
-_ROUNDS: dict[str, Any] = {"records": "views", "outcomes": ("released", "failed"), "gauges": ("rounds",)}
-_KEPT, _LINKED = ("nodes", "secret"), ("connections",)
-_ALL = (
-    Role("superlink", flower="superlink", serves="superlink", secret=True, backup=_KEPT, gauges=_LINKED),
-    Role(
-        "server",
-        flower="superexec",
-        dials=("superlink", "middleware", "evaluator"),
-        awaits=True,
-        networks=(CORE,),
-        apis=("fleet", "control", "runtime", "health"),
-        data=True,
-        secret=True,
-        backup=("runs",),
-        **_ROUNDS,
-    ),
-    Role("shuffler", module="shuffler_app", options=("listen", "view"), serves="middleware", **_ROUNDS),
-    Role(
-        "aggregator",
-        module="aggregator_app",
-        options=("index", "state", "listen", "view"),
-        numbered=True,
-        serves="middleware",
-        backup=("state",),
-        **_ROUNDS,
-    ),
-    Role(
-        "evaluator",
-        module="aggregator_app.evaluator",
-        options=("middleware", "data", "listen", "view"),
-        serves="evaluator",
-        dials=("middleware",),
-        networks=(CORE,),
-        data=True,
-        records="views",
-        outcomes=("evaluated", "failed"),
-    ),
-    Role(
-        "site",
-        module="client_app.worker",
-        options=("site", "socket", "state", "middleware", "data", "truth"),
-        flower="supernode",
-        dials=("superlink", "middleware"),
-        awaits=True,
-        networks=(SITES,),
-        apis=("fleet",),
-        data=True,
-        backup=("state/ledger.jsonl",),
-        records="truth",
-        outcomes=("uploaded", "not-sent", "failed"),
-        gauges=("budget",),
-    ),
+_RELEASES = ("released", "failed")
+
+# fmt: off
+_TABLE = (
+    Role("superlink", flower="superlink", serves="superlink",
+         secret=True, backup=("nodes", "secret"), gauges=("connections",)),
+    Role("server", flower="superexec", dials=("superlink", "middleware", "evaluator"), awaits=True, networks=(CORE,),
+         apis=("fleet", "control", "runtime", "health"), data=True, secret=True, backup=("runs",), records="views",
+         outcomes=_RELEASES, gauges=("rounds",)),
+    Role("shuffler", "shuffler_app", ("listen", "view"), serves="middleware",
+         records="views", outcomes=_RELEASES, gauges=("rounds",)),
+    Role("aggregator", "aggregator_app", ("index", "state", "listen", "view"), numbered=True, serves="middleware",
+         backup=("state",), records="views", outcomes=_RELEASES, gauges=("rounds",)),
+    Role("evaluator", "aggregator_app.evaluator", ("middleware", "data", "listen", "view"), serves="evaluator",
+         dials=("middleware",), networks=(CORE,), data=True, records="views", outcomes=("evaluated", "failed")),
+    Role("site", "client_app.worker", ("site", "socket", "state", "middleware", "data", "truth"), flower="supernode",
+         dials=("superlink", "middleware"), awaits=True, networks=(SITES,), apis=("fleet",), data=True,
+         backup=("state/ledger.jsonl",), records="truth", outcomes=("uploaded", "not-sent", "failed"),
+         gauges=("budget",)),
 )
-ROLES = {role.name: role for role in _ALL}
+# fmt: on
+ROLES = {role.name: role for role in _TABLE}

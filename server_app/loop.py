@@ -17,8 +17,7 @@ from fl_privacy.errors import FederationError, LaunchError, RoundFailed
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
-from fl_privacy.ops.metrics import Metrics
-from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.ops.metrics import Metrics, serve as serve_metrics
 from fl_privacy.registry import packages
 from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat

@@ -30,8 +30,7 @@ from fl_privacy.identity import pki
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import Authority
 from fl_privacy.ops.tail import Tail
-from fl_privacy.wire import client, rpc
-from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire import client, federation_pb2 as pb, rpc
 from fl_privacy.wire.stream import chunks, digest
 
 Array = NDArray[np.float32]

@@ -168,8 +168,7 @@ def test_a_run_goes_through_gate_and_relays_and_outlives_the_gate(
 
 
 def test_a_site_reaches_no_path_of_the_control_and_runtime_apis(world: World) -> None:
-    from flwr.supercore.routers.runtime import responses_router
-    from flwr.supercore.routers.runtime import router as runtime
+    from flwr.supercore.routers.runtime import responses_router, router as runtime
     from flwr.superlink.routers.control import router as control
 
     paths = [route.path for api in (control, runtime, responses_router) for route in api.routes]

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fl_privacy.errors import FederationError
 from fl_privacy.shuffle.buckets import Bucket, form

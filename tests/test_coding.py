@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.config import Federation

@@ -10,8 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fl_privacy import addresses, files
 from fl_privacy.errors import LaunchError

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from torch.func import functional_call, grad, vmap
@@ -38,8 +37,7 @@ from fl_privacy.tasks.models import build
 from fl_privacy.tasks.partition import partition
 from fl_privacy.tasks.train import Metrics, Recipe, evaluate, fit
 from fl_privacy.tasks.workload import Workload
-from fl_privacy.vector import flatten
-from fl_privacy.vector import load as load_vector
+from fl_privacy.vector import flatten, load as load_vector
 
 ROOT = Path(__file__).resolve().parent.parent
 START = np.datetime64("2013-01-01T00:00", "ns")

@@ -8,8 +8,7 @@ import sys
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fl_privacy.errors import LaunchError
 from fl_privacy.ops import scrape

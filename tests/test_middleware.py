@@ -27,8 +27,7 @@ from fl_privacy.ops.log import Log
 from fl_privacy.round import service as middleware
 from fl_privacy.round.machine import Phase
 from fl_privacy.shard import masks
-from fl_privacy.wire import client
-from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire import client, federation_pb2 as pb
 from fl_privacy.wire.stream import chunks, data_bytes, decode, digest, encode
 from helpers import (
     CALL,

@@ -28,10 +28,21 @@ from fl_privacy.ops import scrape
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.status import Status, read
 from fl_privacy.ops.tail import Tail
-from fl_privacy.wire import client
-from fl_privacy.wire import federation_pb2 as pb
-from helpers import CALL, START, Deployment, Keys, collect, eventually, open_round, round_header, send, status, submit
-from helpers import vector_header as header_for
+from fl_privacy.wire import client, federation_pb2 as pb
+from helpers import (
+    CALL,
+    START,
+    Deployment,
+    Keys,
+    collect,
+    eventually,
+    open_round,
+    round_header,
+    send,
+    status,
+    submit,
+    vector_header as header_for,
+)
 from observed import get, kept, values
 
 LENGTH = 100

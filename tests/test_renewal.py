@@ -20,8 +20,7 @@ from fl_privacy.errors import LaunchError
 from fl_privacy.files import write_public
 from fl_privacy.identity.keyring import Identity, Keyring, certificate_of, peer
 from fl_privacy.identity.pki import Authority
-from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire import rpc
+from fl_privacy.wire import federation_pb2 as pb, rpc
 from helpers import CALL, HOSTS, Keys, eventually, refused
 
 SHUFFLER = Identity("test", "shuffler", "shuffler")

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from PIL import Image
@@ -29,8 +28,7 @@ from fl_privacy.tasks.data import Dataset, Split
 from fl_privacy.tasks.models import BUILDERS, build
 from fl_privacy.tasks.partition import fewest, partition
 from fl_privacy.tasks.train import Recipe, device, evaluate, few_threads, fit
-from fl_privacy.vector import flatten
-from fl_privacy.vector import load as load_vector
+from fl_privacy.vector import flatten, load as load_vector
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE_MODELS = sorted(set(MODELS) - {"lstm"})

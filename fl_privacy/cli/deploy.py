@@ -27,9 +27,7 @@ def provision(
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for the kits, one subfolder each.")] = Path("kits"),
     pki: Annotated[Path | None, typer.Option(help="The authority's folder; kits get its certificate.")] = None,
     sign: Annotated[bool, typer.Option("--sign", help="Make and sign all keys here, for trials.")] = False,
-    services: Annotated[
-        bool, typer.Option("--compose", help="Use the service names of docker-compose.yml as addresses.")
-    ] = False,
+    services: Annotated[bool, typer.Option("--compose", help="Address roles by their compose services.")] = False,
     data: Annotated[Path | None, typer.Option(help="Data folder to set in the kits.")] = None,
     runs: Annotated[Path, typer.Option(help="Where the server's kit keeps runs.")] = Path("runs"),
     as_json: Json = False,
@@ -39,8 +37,7 @@ def provision(
     from fl_privacy.deploy.engines import compose
     from fl_privacy.deploy.kits import kit_files
     from fl_privacy.deploy.kits.kit import Folder
-    from fl_privacy.deploy.kits.provision import Choices
-    from fl_privacy.deploy.kits.provision import provision as write
+    from fl_privacy.deploy.kits.provision import Choices, provision as write
     from fl_privacy.identity.pki import Authority
 
     federation = Federation.load(config)
@@ -76,7 +73,7 @@ def refresh(kit: KitPath, as_json: Json = False) -> None:
         kit_files.write(folder)
     except OSError as error:
         raise FederationError(
-            f"kit {kit}: {error.filename}: {error.strerror}; make it writable, or free some space"
+            f"kit {kit}: {error.filename}: {error.strerror}; make it writable or free space"
         ) from None
     kept = [str(file) for file in kit_files.kept(folder)]
     if as_json:

@@ -80,9 +80,7 @@ def sign(
     requests: Annotated[list[Path], typer.Argument(metavar="REQUEST...", show_default=False)],
     days: Annotated[int | None, typer.Option(help="Days that certificates are valid; default: 90.")] = None,
     out_: Annotated[Path | None, typer.Option("--out", help="Folder; default: beside each request.")] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Also for a party that lost its key or has a new host name.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Also for a lost key or a new host name.")] = False,
     as_json: Json = False,
 ) -> None:
     """Sign requests: all of them, or none if one is refused."""

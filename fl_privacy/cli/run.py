@@ -103,10 +103,7 @@ def print_result(result: Any) -> None:
             highlight=False,
             soft_wrap=True,
         )
-    out.print(
-        f"\nfinal {score(vars(result))} after {result.rounds} rounds in {result.seconds:.1f} s",
-        highlight=False,
-    )
+    out.print(f"\nfinal {score(vars(result))} after {result.rounds} rounds in {result.seconds:.1f} s", highlight=False)
     out.print(f"the run is in  {path}", highlight=False, soft_wrap=True)
     out.print(f"try next       {_program()} transcript verify {path}", highlight=False, soft_wrap=True)
 
@@ -133,7 +130,7 @@ def plan(config: Config, as_json: Json = False) -> None:
         print(json.dumps({**found, "per_round": [vars(c) for c in costs], "budgets": [vars(b) for b in budgets]}))
         return
     table = Table(
-        title=f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; one round, each party"
+        title=f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; per round and party"
     )
     for column in ("party", "how many", "messages", "parameters in", "parameters out", "MB in", "MB out"):
         table.add_column(column, justify="left" if column == "party" else "right")
@@ -144,9 +141,7 @@ def plan(config: Config, as_json: Json = False) -> None:
     for b in budgets:
         text = f"epsilon {b.epsilon:g} per round, {b.composed:.3f} after {federation.rounds} rounds: {b.sites} sites"
         warning = "; only one site has this budget, so the label identifies it" if b.sites == 1 else ""
-        out.print(
-            f"{text}, noise {b.scale:.4g} per parameter (unit: {b.unit}){warning}", highlight=False, soft_wrap=True
-        )
+        out.print(f"{text}, noise {b.scale:.4g} each (unit: {b.unit}){warning}", highlight=False, soft_wrap=True)
     if space is not None:
         text = f"an update mixed with {federation.floor - 1} others can be reassembled in 10^{space:,.0f} ways"
         out.print(f"{text}, which hides it only together with noise", highlight=False, soft_wrap=True)

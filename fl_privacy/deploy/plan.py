@@ -63,6 +63,4 @@ class ServerPlan(BaseModel):
         try:
             return cls.model_validate_json((Path(home) / "server.json").read_bytes())
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"home: {home!r} has no usable server.json ({error}); start runs with fl-privacy up"
-            ) from None
+            raise ConfigError(f"home: {home!r} has no usable server.json ({error}); use fl-privacy up") from None

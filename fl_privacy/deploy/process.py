@@ -14,8 +14,7 @@ from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
-from fl_privacy.ops.metrics import operations
-from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.ops.metrics import operations, serve as serve_metrics
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import rpc
 from fl_privacy.wire.buffers import keep_buffers
@@ -28,9 +27,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, required=True, help="the federation's YAML")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 picks a free port and logs it")
     parser.add_argument("--keys", type=Path, required=True, help="folder with key.pem, cert.pem and ca.pem")
-    parser.add_argument(
-        "--view", type=Path, help="where to record its view, with `audit: true`; {run} is the run's name"
-    )
+    parser.add_argument("--view", type=Path, help="where to record views, with `audit: true`; {run} is the run")
     operations(parser)
     return parser
 

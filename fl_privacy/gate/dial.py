@@ -80,9 +80,7 @@ class Gateway:
             raise Unreachable("their_certificate", str(error)) from None
         if peer.federation != self.own.federation or not ROLES[peer.role].has_gate:
             await close(stream[1])
-            raise Unreachable(
-                "their_certificate", f"{peer.uri} answered instead of the superlink of {self.own.federation!r}"
-            )
+            raise Unreachable("their_certificate", f"{peer.uri} answered, not the superlink of {self.own.federation!r}")
         return stream
 
     async def _handshake(self, sock: socket.socket) -> Stream:

@@ -23,8 +23,7 @@ from fl_privacy.identity import tls
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.watched import Watched
 from fl_privacy.ops.log import Log
-from fl_privacy.ops.metrics import OFF, Metrics, operations
-from fl_privacy.ops.metrics import serve as serve_metrics
+from fl_privacy.ops.metrics import OFF, Metrics, operations, serve as serve_metrics
 from fl_privacy.roles import ROLES
 
 CONNECTIONS = 512
@@ -208,9 +207,7 @@ async def main(log: Log) -> None:
     log.keep(options.events)
     superlink = parse(options.superlink)
     if not is_loopback(superlink[0]):
-        raise LaunchError(
-            f"superlink {options.superlink}: must be on loopback; otherwise callers could bypass the gate"
-        )
+        raise LaunchError(f"superlink {options.superlink}: must be on loopback; else callers could bypass the gate")
     keys = Keyring(options.keys)
     own = tls.own_identity(keys)
     if own.federation != options.federation or not ROLES[own.role].has_gate:

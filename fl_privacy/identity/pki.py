@@ -117,7 +117,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fl-privacy authority")])
         certificate = (
-            _builder(name, name, key.public_key(), ROOT_DAYS)
+            builder(name, name, key.public_key(), ROOT_DAYS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(certificates=True), critical=True)
             .sign(key, hashes.SHA256())
@@ -226,7 +226,7 @@ class Authority:
         # A process that both serves and dials needs both usages.
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         certificate = (
-            _builder(subject, self.certificate.subject, key, LEAF_DAYS if days is None else days)
+            builder(subject, self.certificate.subject, key, LEAF_DAYS if days is None else days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(alternative_names(identity, hosts), critical=False)
             .add_extension(usages, critical=False)
@@ -342,9 +342,10 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+def builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int, since: dt.timedelta | None = None
 ) -> x509.CertificateBuilder:
+    """A certificate for so many days from now, and from `since` ago."""
     now = dt.datetime.now(dt.UTC)
     return (
         x509.CertificateBuilder()
@@ -352,21 +353,17 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
+        .not_valid_before(now - (_SKEW if since is None else since))
         .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 
 def _usage(certificates: bool) -> x509.KeyUsage:
+    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     return x509.KeyUsage(
         digital_signature=not certificates,
         key_cert_sign=certificates,
         crl_sign=certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
+        **dict.fromkeys((*never, "encipher_only", "decipher_only"), False),
     )

@@ -32,16 +32,8 @@ _CURVES = ("secp256r1", "secp384r1")
 _DNS = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
 )
-BROKEN = (
-    ValueError,
-    TypeError,
-    InvalidSignature,
-    UnsupportedAlgorithm,
-    x509.InvalidVersion,
-    x509.DuplicateExtension,
-    x509.ExtensionNotFound,
-    x509.UnsupportedGeneralNameType,
-)
+_BAD_EXTENSION = (x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType)
+BROKEN = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion, *_BAD_EXTENSION)
 
 Pem = Annotated[str, StringConstraints(max_length=8192)]
 Crl = Annotated[str, StringConstraints(max_length=MAX_CRL)]

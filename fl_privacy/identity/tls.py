@@ -92,17 +92,10 @@ class LocalKeys:
     def _make(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-        now = dt.datetime.now(dt.UTC)
         hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
             # Correcting the clock after the start must not make it invalid.
-            .not_valid_before(now - dt.timedelta(days=LOCAL_DAYS))
-            .not_valid_after(now + dt.timedelta(days=LOCAL_DAYS))
+            pki.builder(name, name, key.public_key(), LOCAL_DAYS, dt.timedelta(days=LOCAL_DAYS))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
             .sign(key, hashes.SHA256())

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fl_privacy.errors import RoundFailed
 from fl_privacy.transcript.events import Event, Receipt
 from fl_privacy.vector import Vector
-from fl_privacy.wire import client, rpc
-from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire import client, federation_pb2 as pb, rpc
 from fl_privacy.wire.stream import digest
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from fl_privacy.coding import Payload
 from fl_privacy.errors import require
 from fl_privacy.steps.base import At
 from fl_privacy.vector import Vector
-from fl_privacy.wire import client, rpc
-from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire import client, federation_pb2 as pb, rpc
 
 if TYPE_CHECKING:
     from fl_privacy.routes.base import SiteSeat, Ticket

@@ -7,8 +7,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from fl_privacy.errors import DataError
-from fl_privacy.tasks import cache, files
-from fl_privacy.tasks import load as electricity
+from fl_privacy.tasks import cache, files, load as electricity
 from fl_privacy.tasks.catalog import LCL, LCL_HOUSEHOLDS, LCL_WINDOWS
 from fl_privacy.tasks.data import Split
 from fl_privacy.tasks.load import Columns, Plan, Readings

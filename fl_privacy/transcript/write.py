@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fl_privacy.errors import TranscriptError
 from fl_privacy.files import PART, append, replace, replacing, sync_folder
-from fl_privacy.transcript import arrays as record_files
-from fl_privacy.transcript import chain as links
+from fl_privacy.transcript import arrays as record_files, chain as links
 from fl_privacy.transcript.chain import CHAIN, FORMAT, HEAD, Entry, file_names, read_chain, read_head
 from fl_privacy.transcript.events import Event
 from fl_privacy.transcript.files import canonical, check_name, file_sha256, plain, read_log, sha256, writing

@@ -10,8 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fl_privacy.errors import FederationError, LaunchError, ProtocolError
 from fl_privacy.identity.keyring import Keyring, Renewing, belong_together, certificate_of
-from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire import stream
+from fl_privacy.wire import federation_pb2 as pb, stream
 from fl_privacy.wire.channel import Channel
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]

@@ -69,9 +69,7 @@ class Workspace:
                 hosts = HOSTS if place.role.listens else ()
                 authority.keep(Identity(self.federation.name, role, name), place.keys.folder, hosts)
         except OSError as error:
-            raise LaunchError(
-                f"runs-dir {self.runs_dir}: {error.strerror or error}; choose another --runs-dir"
-            ) from None
+            raise LaunchError(f"runs-dir {self.runs_dir}: {error.strerror or error}; use another --runs-dir") from None
         if os.geteuid() == 0:
             for folder in (self.private, pki, self.sites):
                 _give(folder, PRIVATE_UID)

@@ -52,9 +52,7 @@ def start(folder: Folder) -> dict[str, Any]:
         _note(folder).unlink(missing_ok=True)
         if isinstance(error, OSError):
             why = f"{error.filename or folder.path}: {error.strerror or error}"
-            raise LaunchError(
-                f"site {folder.kit.name}: did not start: {why}; free some space, or fix the path"
-            ) from None
+            raise LaunchError(f"site {folder.kit.name}: did not start: {why}; free some space or fix it") from None
         raise
     return status(folder)
 
@@ -79,9 +77,7 @@ def _wait(folder: Folder, process: subprocess.Popen[bytes], log: Path, began: fl
         if _healthy(folder, began) and _is_parent(process.pid, _processes(folder)):
             return
         if time.monotonic() > until:
-            raise LaunchError(
-                f"site {folder.kit.name}: did not come up within {UP:g} s and was stopped; see {folder.logs}"
-            )
+            raise LaunchError(f"site {folder.kit.name}: was not up within {UP:g} s and was stopped; see {folder.logs}")
         time.sleep(POLL)
 
 
@@ -100,9 +96,7 @@ def stop(folder: Folder) -> dict[str, Any]:
         try:
             _end(pid)
         except (psutil.AccessDenied, PermissionError):
-            raise LaunchError(
-                f"site {folder.kit.name}: pid {pid} belongs to another user; stop it as that user"
-            ) from None
+            raise LaunchError(f"site {folder.kit.name}: pid {pid} is another user's; stop it as that user") from None
     elif folder.served:
         raise LaunchError(f"site {folder.kit.name}: running, started {ELSEWHERE}")
     _note(folder).unlink(missing_ok=True)
@@ -143,9 +137,7 @@ def status(folder: Folder) -> dict[str, Any]:
 
 def _is_site(folder: Folder) -> None:
     if not folder.role.has_node:
-        raise ConfigError(
-            f"kit {folder.path}: belongs to a {folder.kit.role}; use fl-privacy serve, systemd or a container"
-        )
+        raise ConfigError(f"kit {folder.path}: belongs to a {folder.kit.role}; use serve, systemd or a container")
 
 
 def _note(folder: Folder) -> Path:

@@ -17,29 +17,9 @@ from cryptography.x509.oid import NameOID
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.errors import LaunchError, ProtocolError
 from fl_privacy.files import write_public, write_secret
-from fl_privacy.identity import pki
+from fl_privacy.identity import pki, requests
 from fl_privacy.identity.keyring import Identity, Keyring, load_crl
-from fl_privacy.identity.pki import (
-    Authority,
-    Record,
-    fingerprint,
-    load_certificate,
-    load_key,
-)
-from fl_privacy.identity.requests import (
-    BROKEN,
-    MAX_SIGNED,
-    CheckedRequest,
-    Renewal,
-    Request,
-    Signed,
-    bounded,
-    check,
-    hosts_of,
-    read,
-    sign_text,
-    verify_text,
-)
+from fl_privacy.identity.pki import Authority, Record, fingerprint, load_certificate, load_key
 from fl_privacy.roles import ROLES
 
 MAX_DAYS = 825
@@ -49,10 +29,10 @@ _CRL = b"-----BEGIN X509 CRL-----"
 def party(kit: Path) -> tuple[Identity, tuple[str, ...]]:
     """Whose kit it is, and the host names of its certificate."""
     folder = Folder.open(kit)
-    return folder.identity, hosts_of(folder.identity, folder.kit.hosts, f"kit {kit / 'kit.yaml'}")
+    return folder.identity, requests.hosts_of(folder.identity, folder.kit.hosts, f"kit {kit / 'kit.yaml'}")
 
 
-def request(kit: Path, out: Path | None = None) -> tuple[Path, CheckedRequest]:
+def request(kit: Path, out: Path | None = None) -> tuple[Path, requests.CheckedRequest]:
     """Request a first certificate. The key is made here, once, and stays here."""
     keys = Keyring(kit / "keys")
     if keys.certificate_file.exists() and keys.key_file.exists():
@@ -61,7 +41,7 @@ def request(kit: Path, out: Path | None = None) -> tuple[Path, CheckedRequest]:
     return _write_request(kit, identity, hosts, _own_key(keys.key_file), None, out)
 
 
-def renew(kit: Path, new_key: bool = False, out: Path | None = None) -> tuple[Path, CheckedRequest]:
+def renew(kit: Path, new_key: bool = False, out: Path | None = None) -> tuple[Path, requests.CheckedRequest]:
     """Request the next certificate, for the same key or a new one; the old key proves who asks."""
     keys = Keyring(kit / "keys")
     identity, hosts = party(kit)
@@ -80,7 +60,7 @@ def _write_request(
     key: ec.EllipticCurvePrivateKey,
     old: tuple[ec.EllipticCurvePrivateKey, str] | None,
     out: Path | None,
-) -> tuple[Path, CheckedRequest]:
+) -> tuple[Path, requests.CheckedRequest]:
     csr = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name)]))
@@ -89,19 +69,20 @@ def _write_request(
     )
     node = _node_key(Folder.open(kit).node_key) if ROLES[identity.role].has_node else None
     text = csr.public_bytes(serialization.Encoding.PEM).decode()
-    made = Request(identity=identity.uri, hosts=hosts, csr=text, node=node)
-    proof = {"signature": sign_text(key, made.payload)}
-    renewal = None if old is None else Renewal(certificate=old[1], signature=sign_text(old[0], made.payload))
-    made = made.model_copy(update={**proof, "renewal": renewal})
+    made = requests.Request(identity=identity.uri, hosts=hosts, csr=text, node=node)
+    proof: dict[str, Any] = {"signature": requests.sign_text(key, made.payload)}
+    if old is not None:
+        proof["renewal"] = requests.Renewal(certificate=old[1], signature=requests.sign_text(old[0], made.payload))
+    made = made.model_copy(update=proof)
     target = out or kit
     target = target / f"{identity.name}.request.json" if target.is_dir() else target
     write_public(target, made.model_dump_json(indent=1).encode())
-    return target, check(made, target)
+    return target, requests.check(made, target)
 
 
 def sign(
     authority: Authority,
-    requests: Sequence[Path],
+    files: Sequence[Path],
     days: int | None = None,
     out: Path | None = None,
     replace: bool = False,
@@ -109,7 +90,7 @@ def sign(
     """Sign requests: all of them, or none if one is refused. No other party's certificate changes."""
     if days is not None and not 1 <= days <= MAX_DAYS:
         raise LaunchError(f"days: {days} was given; use 1 to {MAX_DAYS}")
-    asked = [check(read(Request, path, "request"), path) for path in requests]
+    asked = [requests.check(requests.read(requests.Request, path, "request"), path) for path in files]
     with authority.locked():
         _admit(authority, asked, replace)
         made = [_sign_one(authority, one, days, out) for one in asked]
@@ -119,7 +100,7 @@ def sign(
     return made
 
 
-def _admit(authority: Authority, asked: Sequence[CheckedRequest], replace: bool) -> None:
+def _admit(authority: Authority, asked: Sequence[requests.CheckedRequest], replace: bool) -> None:
     """Refuse requests that contradict what the authority signed or revoked before."""
     records, revoked, batch = authority.records(), authority.revoked(), set[str]()
     barred = {record.key for record in records if record.number in revoked}
@@ -131,9 +112,7 @@ def _admit(authority: Authority, asked: Sequence[CheckedRequest], replace: bool)
             raise LaunchError(f"{where}: a second request for {one.identity.name}; sign it on its own")
         batch.add(one.identity.name)
         if fingerprint(one.key) in barred:
-            raise LaunchError(
-                f"{where}: its key was revoked; the party needs a new one: `fl-privacy pki renew --new-key`"
-            )
+            raise LaunchError(f"{where}: its key was revoked; make a new one with `fl-privacy pki renew --new-key`")
         known = {record.key for record in records if record.identity == uri}
         if known and fingerprint(one.key) not in known and not replace:
             _check_renewal(authority, one)
@@ -141,7 +120,7 @@ def _admit(authority: Authority, asked: Sequence[CheckedRequest], replace: bool)
             _check_hosts(one, records, revoked)
 
 
-def _check_hosts(one: CheckedRequest, records: Sequence[Record], revoked: frozenset[int]) -> None:
+def _check_hosts(one: requests.CheckedRequest, records: Sequence[Record], revoked: frozenset[int]) -> None:
     """A renewal is signed without checking back, so it may add no host name: sites trust a peer by its host name."""
     uri = one.identity.uri
     newest = max(record.since for record in records if record.identity == uri)
@@ -171,7 +150,7 @@ def _plain(host: str) -> str:
         return host.lower()
 
 
-def _check_renewal(authority: Authority, one: CheckedRequest) -> None:
+def _check_renewal(authority: Authority, one: requests.CheckedRequest) -> None:
     """The old key vouches for the new one as long as its own certificate is valid."""
     try:
         if one.request.renewal is None:
@@ -180,31 +159,31 @@ def _check_renewal(authority: Authority, one: CheckedRequest) -> None:
         old.verify_directly_issued_by(authority.certificate)
         if Identity.of(old) != one.identity:
             raise ValueError
-        verify_text(old.public_key(), one.request.renewal.signature, one.request.payload)
+        requests.verify_text(old.public_key(), one.request.renewal.signature, one.request.payload)
         if old.serial_number in authority.revoked():
             raise LaunchError(
                 f"request {one.source}: the certificate of {one.identity.uri} was revoked, so its old key cannot "
                 "vouch for the new one; compare the fingerprint and sign with --replace"
             )
         Keyring(authority.folder).refuse_revoked(old)
-    except (*BROKEN, ProtocolError):
+    except (*requests.BROKEN, ProtocolError):
         raise LaunchError(
             f"request {one.source}: {one.identity.uri} has a certificate for another key; "
             "the party must use `fl-privacy pki renew`, or if you know that it lost its key, sign with --replace"
         ) from None
 
 
-def _sign_one(authority: Authority, one: CheckedRequest, days: int | None, out: Path | None) -> dict[str, Any]:
+def _sign_one(authority: Authority, one: requests.CheckedRequest, days: int | None, out: Path | None) -> dict[str, Any]:
     certificate = authority.certify(one.identity, one.key, one.request.hosts, days)
     revoked = authority.revocations()
-    made = Signed(
+    made = requests.Signed(
         identity=one.identity.uri,
         certificate=certificate.public_bytes(serialization.Encoding.PEM).decode(),
         ca=authority.pem.decode(),
         node=one.request.node,
         revoked=None if revoked is None else revoked.decode(),
     )
-    made = made.model_copy(update={"signature": sign_text(authority.key, made.payload)})
+    made = made.model_copy(update={"signature": requests.sign_text(authority.key, made.payload)})
     target = (out or one.source.parent) / f"{one.identity.name}.signed.json"
     write_public(target, made.model_dump_json(indent=1, exclude_none=True).encode())
     until = certificate.not_valid_after_utc.isoformat()
@@ -214,10 +193,10 @@ def _sign_one(authority: Authority, one: CheckedRequest, days: int | None, out: 
 def install(kit: Path, file: Path) -> dict[str, Any]:
     """Install what the authority sent: our certificate, its revocations or, at a superlink, a site's node key."""
     identity, _ = party(kit)
-    data = bounded(file, MAX_SIGNED, "file")
+    data = requests.bounded(file, requests.MAX_SIGNED, "file")
     if data.lstrip().startswith(_CRL):
         return _install_crl(kit, file, data)
-    signed = read(Signed, file, "signed file", MAX_SIGNED)
+    signed = requests.read(requests.Signed, file, "signed file", requests.MAX_SIGNED)
     where = f"signed file {file}"
     keys = Keyring(kit / "keys")
     certificate = _check_signed(signed, keys, where)
@@ -229,7 +208,7 @@ def install(kit: Path, file: Path) -> dict[str, Any]:
     raise LaunchError(f"{where}: is for {whose.uri}, and this kit belongs to {identity.uri}; install it there")
 
 
-def _check_signed(signed: Signed, keys: Keyring, where: str) -> x509.Certificate:
+def _check_signed(signed: requests.Signed, keys: Keyring, where: str) -> x509.Certificate:
     """Check that the authority of this kit signed all of it, and that it is valid today."""
     try:
         authority = x509.load_pem_x509_certificate(signed.ca.encode())
@@ -238,12 +217,12 @@ def _check_signed(signed: Signed, keys: Keyring, where: str) -> x509.Certificate
             raise LaunchError(f"{where}: signed by another authority than {known}; ask that one to sign")
         certificate = x509.load_pem_x509_certificate(signed.certificate.encode())
         certificate.verify_directly_issued_by(authority)
-        verify_text(authority.public_key(), signed.signature, signed.payload)
+        requests.verify_text(authority.public_key(), signed.signature, signed.payload)
         if Identity.of(certificate).uri != signed.identity:
             raise ValueError
         if signed.revoked is not None:
             load_crl(signed.revoked.encode(), authority)
-    except (*BROKEN, ProtocolError):
+    except (*requests.BROKEN, ProtocolError):
         raise LaunchError(f"{where}: not as its authority signed it; ask for it again") from None
     keys.refuse_revoked(certificate)
     if dt.datetime.now(dt.UTC) < certificate.not_valid_before_utc:
@@ -251,13 +230,13 @@ def _check_signed(signed: Signed, keys: Keyring, where: str) -> x509.Certificate
     return certificate
 
 
-def _install_own(keys: Keyring, signed: Signed, certificate: x509.Certificate, where: str) -> dict[str, Any]:
+def _install_own(keys: Keyring, signed: requests.Signed, certificate: x509.Certificate, where: str) -> dict[str, Any]:
     pending = _next_key(keys)
     held = [file for file in (keys.key_file, pending) if file.exists()]
     fits = [file for file in held if load_key(file).public_key() == certificate.public_key()]
     if not fits:
         raise LaunchError(
-            f"{where}: for a key that this kit does not have; make a new request with `fl-privacy pki request`"
+            f"{where}: for a key that this kit does not have; make a new request: `fl-privacy pki request`"
         )
     # A process that reads between these steps sees files that do not belong together, and keeps its old ones.
     if fits[0] == pending:
@@ -275,7 +254,7 @@ def _install_own(keys: Keyring, signed: Signed, certificate: x509.Certificate, w
     }
 
 
-def _install_node(kit: Path, site: Identity, signed: Signed, where: str) -> dict[str, Any]:
+def _install_node(kit: Path, site: Identity, signed: requests.Signed, where: str) -> dict[str, Any]:
     keys = Keyring(kit / "keys")
     if not keys.authority_file.exists():
         raise LaunchError(f"{where}: this kit has no authority yet; install its own signed file first")
@@ -287,7 +266,7 @@ def _install_node(kit: Path, site: Identity, signed: Signed, where: str) -> dict
     return {"installed": "node", "identity": site.uri, "file": str(target)}
 
 
-def _install_brought(keys: Keyring, signed: Signed) -> None:
+def _install_brought(keys: Keyring, signed: requests.Signed) -> None:
     """Install the revocations in a signed file, unless newer ones are in place."""
     if signed.revoked is not None:
         pki.install_crl(keys.revoked_file, signed.revoked.encode(), load_certificate(keys.authority_file))

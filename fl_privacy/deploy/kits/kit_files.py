@@ -13,157 +13,30 @@ from fl_privacy.deploy.engines import compose as services
 from fl_privacy.deploy.kits.kit import Folder, Kit
 from fl_privacy.roles import ROLES
 
+TEMPLATES = Path(__file__).parent / "templates"
 HOME = "/srv/fl-privacy"
 PROGRAM = "/opt/fl-privacy/bin/fl-privacy"
 HOMES = ("/home/", "/root/")
 MARK = "# Written by fl-privacy ({digest}); once you change this file, it is left alone.\n"
-
-COMMON = """\
-KillMode=mixed
-TimeoutStopSec=30
-UMask=0077
-NoNewPrivileges=yes
-CapabilityBoundingSet=
-ProtectSystem=strict
-ProtectHome={see_home}
-PrivateTmp=yes
-ProtectKernelTunables=yes
-ProtectControlGroups=yes
-RestrictSUIDSGID=yes
-ReadWritePaths={writes}
-"""
-
-UNIT = """\
-# For fl-privacy in /opt/fl-privacy and a user for it: useradd --system --home-dir /nonexistent fl-privacy
-# Copy the kit to {home}/{name}, owned by that user; then
-#   systemctl link {home}/{name}/fl-privacy-{name}.service && systemctl enable --now fl-privacy-{name}
-[Unit]
-Description=fl-privacy: {role} {name} of federation {federation}
-Wants=network-online.target
-After=network-online.target
-
-[Service]
-Type=exec
-User=fl-privacy
-ExecStart={program} serve {home}/{name}
-Restart=on-failure
-RestartSec=5
-# 2: an error that somebody must fix; starting again would not help.
-RestartPreventExitStatus=2
-{common}
-[Install]
-WantedBy=multi-user.target
-"""
-
-TRAIN_UNIT = """\
-# For fl-privacy in /opt/fl-privacy and a user for it: useradd --system --home-dir /nonexistent fl-privacy
-# Copy the kit to {home}/{name}, owned by that user; then
-#   systemctl link {home}/{name}/fl-privacy-{name}.service && systemctl start --no-block fl-privacy-{name}
-# Starts one run, or resumes an interrupted one; follow it with journalctl -fu fl-privacy-{name}
-[Unit]
-Description=fl-privacy: a run of federation {federation}
-Wants=network-online.target
-After=network-online.target
-
-[Service]
-Type=oneshot
-User=fl-privacy
-ExecStart={program} train {home}/{name}
-TimeoutStartSec=infinity
-{common}"""
 
 COMPOSE = """\
 # One container for this kit: chown -R 10001:10001 . && docker compose up -d
 # Mounts and devices are those in kit.yaml; after a change there, run fl-privacy refresh .
 """
 
-ENROL = """\
-1. Make this machine's own key and a certificate request; the key never leaves the machine:
-   `fl-privacy pki request .`
-2. Send `{name}.request.json` to the federation's operator, and give them its fingerprint over a separate channel
-   (by telephone).
-3. They send back `{name}.signed.json`. Install it: `fl-privacy pki install . {name}.signed.json`
-"""
-
-TEXTS = {
-    "site": """\
-This machine holds the data. It trains, protects the update and uploads it. It opens no port: every connection goes
-out, to the SuperLink ({superlink}){and_middleware}.
-
-- In `kit.yaml`, set `data` to your data folder, `device` to the GPU if there is one, `policy` to your own policy file
-  (what this site allows: see docs/privacy.md), and `proxy` if connections leave through an HTTP proxy.
-- `state/ledger.jsonl` records the privacy budget that you have spent. Never restore an older copy of it.
-- Start, stop and check the site: `fl-privacy site start .`, `fl-privacy site stop .`, `fl-privacy site status .`
-- Do not run the server, the SuperLink or any middleware of this federation on this machine.
-""",
-    "superlink": """\
-This machine runs Flower's SuperLink behind a gate. Sites and the server connect to {listen}; nobody else needs to.
-
-- To admit a site, install its `NAME.signed.json` here: `fl-privacy pki install . NAME.signed.json`. To remove it,
-  delete `nodes/NAME.pub`.
-- `secret` is shared with the server's kit only.
-- Start: `fl-privacy serve .`
-""",
-    "server": """\
-This machine starts runs, combines what the middleware releases, and keeps the transcripts in `runs/`.
-
-- Once the SuperLink, the middleware and a quorum of sites are up: `fl-privacy train .`
-  This resumes an interrupted run; `--new` starts another one instead.
-- Do not run a site, the shuffler or an aggregator on this machine.
-""",
-    "shuffler": """\
-This machine mixes the sites' updates and hands the mixture to the server. It sees every update and who sent it, so
-its operator must not be the server's operator. Sites and the server connect to {listen}.
-
-- Start: `fl-privacy serve .`
-""",
-    "aggregator": """\
-This machine averages one shard of every update. Each aggregator needs a different operator, because whoever holds all
-shards holds the updates. Sites, the server and the evaluator connect to {listen}.
-
-- `state/` holds this shard of the model.
-- Start: `fl-privacy serve .`
-""",
-    "evaluator": """\
-This machine joins the shards, evaluates the model and reports only the score to the server. The server connects to
-{listen}.
-
-- In `kit.yaml`, set `data` to the held-out data.
-- Start: `fl-privacy serve .`
-""",
-}
-TEXT = """\
-This machine is dialled at {listen}.
-
-- Start: `fl-privacy serve .`
-"""
 BACKUP = "- Back up {paths} between runs, and the keys.\n"
-
-README = """\
-# {title} of federation {federation}
-
-{text}
-## Setting up
-
-{enrol}4. Check everything: `fl-privacy preflight .`
-5. {start}
-   Both are made from `kit.yaml`: after a change there, `fl-privacy refresh .` writes them again, unless you have edited
-   them yourself.
-
-Certificates are short-lived. `fl-privacy pki renew .` makes the next request; installing the answer needs no restart.
-The complete guide, with firewalls, upgrades, backups and troubleshooting: docs/deploying.md.
-"""
 
 
 def unit(folder: Folder) -> str:
     kit = folder.kit
     paths = [path for path, _ in _outside(folder)]
-    common = COMMON.format(
+    common = _template("hardening.service").format(
         see_home="read-only" if any(str(path).startswith(HOMES) for path in paths) else "yes",
         writes=" ".join([f"{HOME}/{kit.name}", *(str(path) for path, writes in _outside(folder) if writes)]),
     )
     facts = {"role": kit.role, "name": kit.name, "federation": kit.federation, "common": common}
-    return (TRAIN_UNIT if folder.role.starts_runs else UNIT).format(**facts, home=HOME, program=PROGRAM)
+    template = _template("train.service" if folder.role.starts_runs else "serve.service")
+    return template.format(**facts, home=HOME, program=PROGRAM)
 
 
 def compose(folder: Folder) -> str:
@@ -232,10 +105,12 @@ def readme(kit: Kit) -> str:
     where = " and ".join(kit.middleware)
     dialled = show(kit.hosts[0], port_of(kit.listen)) if kit.hosts and kit.listen else kit.listen
     facts = {"superlink": kit.superlink, "listen": dialled, "and_middleware": f" and to {where}" if where else ""}
-    text = TEXTS.get(kit.role, TEXT).format(**facts)
-    if backup := ROLES[kit.role].backup:
-        text += BACKUP.format(paths=" and ".join(f"`{path}`" for path in backup))
-    enrol = ENROL.format(name=kit.name)
+    own = f"{kit.role}.md" if (TEMPLATES / f"{kit.role}.md").exists() else "other.md"
+    text, backup = _template(own).format(**facts), ROLES[kit.role].backup
+    text += BACKUP.format(paths=" and ".join(f"`{path}`" for path in backup)) if backup else ""
     title = kit.name if kit.name.startswith(kit.role) else f"{kit.role} {kit.name}"
-    start = f"Start it with systemd (`fl-privacy-{kit.name}.service`) or in a container (`compose.yml`); each says how."
-    return README.format(start=start, title=title, federation=kit.federation, text=text, enrol=enrol)
+    return _template("README.md").format(title=title, name=kit.name, federation=kit.federation, text=text)
+
+
+def _template(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")

@@ -83,9 +83,7 @@ class Members:
             if _accepted(self._control.unregister, there[key]):
                 self._log("removed", node=there[key])
             else:
-                refused.add(
-                    Refusal("", key, f"node {there[key]}: the SuperLink did not remove it; restart the superlink")
-                )
+                refused.add(Refusal("", key, f"node {there[key]}: not removed by Flower; restart the superlink"))
         for key in sorted(wanted.keys() - there.keys(), key=wanted.__getitem__):
             if _accepted(self._control.register, key, wanted[key]):
                 self._log("joined", site=wanted[key])

@@ -73,7 +73,7 @@ def provision(
             _introduce(out, federation, authority)
     except OSError as error:
         raise LaunchError(
-            f"out {out}: {error.filename}: {error.strerror}; free some space or choose another --out"
+            f"out {out}: {error.filename}: {error.strerror}; free some space or use another --out"
         ) from None
     return made
 

@@ -89,9 +89,7 @@ class Supervisor:
             if one.up:
                 self.log("up", process=one.process.name)
             elif now - one.born > START:
-                raise LaunchError(
-                    f"{one.process.name} did not come up within {START:g} s: {child.tail()} (log: {child.log})"
-                )
+                raise LaunchError(f"{one.process.name} not up within {START:g} s: {child.tail()} (log: {child.log})")
 
     def _start(self, one: Watched, now: float) -> None:
         process = one.process
@@ -131,17 +129,13 @@ def check_own(folder: Folder) -> None:
     keys, where = folder.keys, f"kit {folder.path}"
     if not keys.certificate_file.exists():
         raise LaunchError(
-            f"{where}: has no certificate; run fl-privacy pki request {folder.path}, and install the answer"
+            f"{where}: has no certificate; run fl-privacy pki request {folder.path} and install the answer"
         )
     load_key(keys.key_file)
     if not belong_together(*keys.read()):
-        raise LaunchError(
-            f"{where}: key.pem, cert.pem and ca.pem do not belong together; install the signed file again"
-        )
+        raise LaunchError(f"{where}: key.pem, cert.pem, ca.pem do not belong together; install the signed file again")
     if (found := tls.own_identity(keys)) != folder.identity:
-        raise LaunchError(
-            f"{where}: its certificate belongs to {found.uri}; install the one that was signed for this kit"
-        )
+        raise LaunchError(f"{where}: its certificate belongs to {found.uri}; install the one signed for this kit")
 
 
 def serve(folder: Folder, until: Path | None = None) -> None:

@@ -61,9 +61,7 @@ def disk(runs_dir: Path, needed: int = SPARE_DISK) -> Check:
         place = place.parent
     free = shutil.disk_usage(place).free
     detail = f"{free / 2**20:,.0f} MiB free in {runs_dir}, about {needed / 2**20:,.0f} MiB needed"
-    return Check(
-        "disk", free >= needed, detail, "" if free >= needed else "free some space, or choose another --runs-dir"
-    )
+    return Check("disk", free >= needed, detail, "" if free >= needed else "free some space or use another --runs-dir")
 
 
 def transcript_bytes(federation: Federation) -> int:
@@ -110,9 +108,7 @@ def port(address: str) -> Check:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind((host, number))
     except OSError as error:
-        return Check(
-            "port", False, f"{address}: {error.strerror}", "choose another port, or stop the program that uses it"
-        )
+        return Check("port", False, f"{address}: {error.strerror}", "choose another port, or stop what uses it")
     return Check("port", True, f"{address} is free")
 
 
@@ -122,9 +118,7 @@ def dates(name: str, certificate: x509.Certificate) -> Check:
     if now > end:
         return Check(name, False, f"certificate: expired on {end:%Y-%m-%d}", "renew it: fl-privacy pki renew KIT")
     if now < start:
-        return Check(
-            name, False, f"certificate: valid only from {start:%Y-%m-%d %H:%M} UTC", "set this machine's clock"
-        )
+        return Check(name, False, f"certificate: valid from {start:%Y-%m-%d %H:%M} UTC", "set this machine's clock")
     return Check(name, True, f"certificate valid until {end:%Y-%m-%d}")
 
 
@@ -154,9 +148,8 @@ def certificates(federation: Federation, keys: Keyring) -> Iterator[Check]:
     yield Check("key", matches, "key and certificate " + ("belong together" if matches else "do not belong together"),
                 "" if matches else "use the key that the certificate was made for")  # fmt: skip
     try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        identity = Identity.parse((names.get_values_for_type(x509.UniformResourceIdentifier) or [""])[0])
-    except (FederationError, x509.ExtensionNotFound):
+        identity = Identity.of(certificate)
+    except FederationError:
         yield Check("identity", False, "certificate: has no fl-privacy identity", "use one issued by fl-privacy")
         return
     ours = identity.federation == federation.name

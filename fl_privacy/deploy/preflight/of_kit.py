@@ -94,9 +94,7 @@ class _Probe:
 def _room(folder: Folder) -> Check:
     where = folder.path / folder.kit.runs if folder.role.starts_runs else folder.state
     found = checks.disk(where)
-    return (
-        found if found.ok else Check("disk", False, found.detail, "free some space, or move the kit to a larger disk")
-    )
+    return found if found.ok else Check("disk", False, found.detail, "free some space or move the kit to a larger disk")
 
 
 def _certificates(folder: Folder) -> list[Check]:
@@ -111,15 +109,11 @@ def _certificates(folder: Folder) -> list[Check]:
         return found
     if identity != folder.identity:
         fix = "install the certificate that was signed for this kit's request"
-        found.append(
-            Check("identity", False, f"certificate: is {identity.uri}, but the kit is {folder.identity.uri}", fix)
-        )
+        found.append(Check("identity", False, f"certificate: is {identity.uri}, the kit {folder.identity.uri}", fix))
     left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
     if dt.timedelta() < left < SOON:
         found.append(
-            Check(
-                "renewal", True, f"the certificate expires in {left.days} days", f"fl-privacy pki renew {folder.path}"
-            )
+            Check("renewal", True, f"certificate expires in {left.days} days", f"fl-privacy pki renew {folder.path}")
         )
     return found
 
@@ -267,12 +261,8 @@ def _site(folder: Folder) -> list[Check]:
             Policy.load(policy).check(folder.federation, folder.kit.name)
             found.append(Check("policy", True, str(policy)))
         except FederationError as error:
-            found.append(
-                Check("policy", False, str(error), "agree on other terms with the operator, or change your policy")
-            )
-    detail = (
-        "code that comes with a run cannot read keys or data" if confine.version() else "this kernel has no Landlock"
-    )
+            found.append(Check("policy", False, str(error), "agree with the operator, or change your policy"))
+    detail = "code of a run cannot read keys or data" if confine.version() else "this kernel has no Landlock"
     found.append(Check("confinement", True, detail))
     return found
 

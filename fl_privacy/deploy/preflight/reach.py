@@ -75,9 +75,7 @@ def answers(way: Way) -> Check:
         way.open(time.monotonic() + WAIT).close()
     except (OSError, dial.Unreachable) as error:
         return _unreachable(way, error)
-    return Check(
-        "peer", True, f"{way.address}: reachable; whether it accepts our certificate can be checked once there is one"
-    )
+    return Check("peer", True, f"{way.address}: reachable; our certificate is checked once there is one")
 
 
 def dialogue(way: Way, keys: Keyring, greeting: bytes, protocol: str) -> tuple[Check, bytes]:
@@ -106,9 +104,7 @@ def dialogue(way: Way, keys: Keyring, greeting: bytes, protocol: str) -> tuple[C
 
 def _unreachable(way: Way, error: Exception) -> Check:
     if isinstance(error, dial.Unreachable):
-        return Check(
-            "peer", False, f"{way.address}: {error}", "correct `proxy` in kit.yaml, or ask the proxy's operator"
-        )
+        return Check("peer", False, f"{way.address}: {error}", "correct `proxy` in kit.yaml, or ask its operator")
     return Check("peer", False, f"{way.address}: {error}", "start it, or correct host, port or firewall")
 
 
