@@ -19,8 +19,8 @@ START = $(or $(STARTER),$(error $(NO_PYTHON)))
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 FLAVOUR = $(or $(TORCH),cpu)
 IMAGE = fl-privacy:$(FLAVOUR)
-# A group of tests stays in one process, and tests/conftest.py puts the long groups first.
-PYTEST = $(RUN) python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# A file stays in one process, and tests/conftest.py puts the slow files first.
+PYTEST = $(RUN) python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ENGINE = lines=$$(scripts/engine.sh) && eval "$$lines"
 
 .PHONY: help install demo check test bench lint proto schema lock wheelhouse image bundle compose-test clean

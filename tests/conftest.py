@@ -1,7 +1,7 @@
-"""Which tests are end-to-end, and what runs side by side.
+"""Which tests are end-to-end, and in which order files are dealt out.
 
-`make test` deals the tests out to several processes, a group at a time, so that what tests share is started once. Long
-groups go first, for the last one to end decides how long all of them take.
+`make test` deals whole files out to several processes, so that what the tests of a file share is started once. Files
+with end-to-end tests go first, for the last one to end decides how long all of them take.
 """
 
 from __future__ import annotations
@@ -17,29 +17,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("side-by-side", deadline=None)
 settings.load_profile("side-by-side")
 
-# Fixtures that start a federation, a network of machines or containers, the slowest first. Who asks for one is
-# end-to-end; a test that starts a federation itself says so with `@pytest.mark.e2e`.
-WHOLE = (
-    *("machines", "unbroken", "audited", "metered", "seen", "loot", "demo", "world", "published", "colluded"),
-    *("followed", "stack", "image"),
-)
-
-
-def _group(item: pytest.Item) -> tuple[int, str]:
-    """Where a test comes in the order of groups, and its group: the tests of a file that share what they start."""
-    asked = getattr(item, "fixturenames", ())
-    for place, name in enumerate(WHOLE):
-        if name in asked:
-            return place, f"{item.path.stem}-{name}"
-    if item.get_closest_marker("e2e"):
-        return len(WHOLE), item.nodeid
-    return len(WHOLE) + 1, item.path.stem
+# Fixtures that start a federation, a network of machines or containers. Who asks for one is end-to-end; a test that
+# starts a federation itself says so with `@pytest.mark.e2e`.
+WHOLE = {
+    *("audited", "colluded", "demo", "followed", "loot", "machines", "metered", "published", "seen", "unbroken"),
+    *("image", "stack", "world"),
+}
+SLOWEST = ("test_hosts", "test_federation", "test_benchmarks", "test_extending", "test_attack", "test_audited_kits")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    groups = {item: _group(item) for item in items}
-    for item, (place, name) in groups.items():
-        item.add_marker(pytest.mark.xdist_group(name))
-        if place < len(WHOLE) or item.get_closest_marker("containers"):
+    for item in items:
+        if WHOLE.intersection(getattr(item, "fixturenames", ())) or item.get_closest_marker("containers"):
             item.add_marker("e2e")
-    items.sort(key=lambda item: groups[item][0])
+    slow = dict.fromkeys([*SLOWEST, *(item.path.stem for item in items if item.get_closest_marker("e2e"))])
+    places = {stem: place for place, stem in enumerate(slow)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
