@@ -14,9 +14,8 @@ from fl_privacy.ops.log import Log
 from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.service import Middleware, Parts
 from fl_privacy.routes.base import only
-from fl_privacy.routes.shuffler import ShufflerRoute
+from fl_privacy.routes.shuffler import Group, ShufflerRoute
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp
-from fl_privacy.shuffle.mixing import Group
 from fl_privacy.transcript.events import Mixing, rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -82,44 +81,25 @@ def test_preflight_explains_what_grpc_calls_unavailable(tmp_path: Path) -> None:
     assert all(check.fix for check in (distrusting, distrusted, gone))
 
 
-class FailingOnce:
-    """A SuperLink whose first run fails; the second one's server says what it is told to."""
-
-    def __init__(self, log: Path, second: str, sub_status: str = "failed") -> None:
-        self.log, self.second, self.sub_status, self.started = log, second, sub_status, 0
+class Finished:
+    """A SuperLink whose run has failed."""
 
     def status(self, run: int) -> flower.Status:
-        return flower.Status("finished", self.sub_status, "it did not come up")
-
-    def start_again(self) -> int:
-        self.started += 1
-        with self.log.open("a") as file:
-            file.write(self.second)
-        return 2
+        return flower.Status("finished", "failed", "it did not come up")
 
 
-def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, sub_status: str = "failed") -> tuple[Any, int]:
-    """How a run ends whose server says `first` before Flower gives it up, and how often it was submitted again."""
+@pytest.mark.parametrize(
+    ("log", "end"),
+    [
+        ('{"time":1,"event":"waiting"}\n', ("failed", "it did not come up")),
+        ('{"time":1,"event":"completed"}\n', ("completed", "")),
+        ('{"time":1,"event":"failed","reason":"no quorum"}\n', ("failed", "no quorum")),
+    ],
+)
+def test_the_end_of_a_run_is_what_its_server_says_or_else_what_flower_says(
+    log: str, end: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(following, "STATUS_EVERY", 0.0)
-    monkeypatch.setattr(following, "POLL", 0.001)
     (tmp_path / "logs").mkdir()
-    log = tmp_path / "logs" / "server.log"
-    log.write_text(first)
-    control = FailingOnce(log, '{"time":2,"event":"completed"}\n', sub_status)
-    return following.follow(tmp_path, control, 1, lambda: None, lambda run_dir: None), control.started
-
-
-WAITING, STARTED = '{"time":1,"event":"waiting"}\n', '{"time":1,"event":"started"}\n'
-
-
-def test_a_run_that_flower_gives_up_before_it_began_is_submitted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert follow(tmp_path, monkeypatch, WAITING) == (("completed", ""), 1)
-
-
-@pytest.mark.parametrize(("first", "sub_status"), [(WAITING + STARTED, "failed"), (WAITING, "stopped")])
-def test_a_run_that_had_begun_or_was_stopped_is_not(
-    first: str, sub_status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert follow(tmp_path, monkeypatch, first, sub_status) == (("failed", "it did not come up"), 0)
+    (tmp_path / "logs" / "server.log").write_text(log)
+    assert following.follow(tmp_path, Finished(), 1, lambda: None, lambda run_dir: None) == end

@@ -217,13 +217,8 @@ class Control:
             override_config=user_config_to_proto(dict(config)),
             federation="",
         )
-        self._asked = request
-        return self.start_again()
-
-    def start_again(self) -> int:
-        """Submit the last run again under a new id; the ServerApp resumes from its last checkpoint."""
         try:
-            reply = self._client.StartRun(self._asked)
+            reply = self._client.StartRun(request)
         except httpx.HTTPError as error:
             raise LaunchError(f"superlink {self._address}: did not accept the run ({error}); try again") from None
         if not reply.HasField("run_id"):

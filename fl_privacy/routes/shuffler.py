@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -11,12 +11,18 @@ from fl_privacy.coding import FLOAT32, Payload
 from fl_privacy.errors import RoundFailed
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, by_parameter, tickets
 from fl_privacy.shuffle import buckets
-from fl_privacy.shuffle.mixing import Group
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
+
+
+class Group(NamedTuple):
+    """Updates shuffled together: their indices, and the tier label of each row of the mixture."""
+
+    members: tuple[int, ...]
+    tiers: tuple[str, ...]
 
 
 class ShufflerRoute(Route):

@@ -50,6 +50,11 @@ class Seat:
     records: int  # how many the site trains on
     state: Path | None  # the site's own folder
 
+    @property
+    def epsilon(self) -> float:
+        """The site's budget per round; the config is checked for it."""
+        return self.federation.site(self.site).epsilon or 0.0
+
     def key(self, at: At, purpose: str) -> bytes:
         """Fresh for every use; seeded only if the federation is reproducible."""
         if not self.federation.reproducible:

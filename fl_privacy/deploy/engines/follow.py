@@ -16,7 +16,6 @@ from fl_privacy.ops.tail import Tail
 
 POLL = 0.1
 STATUS_EVERY = 2.0
-RESTARTS = 1
 
 
 @dataclass(frozen=True)
@@ -61,18 +60,14 @@ def follow(
 ) -> tuple[str, str]:
     """Wait until the server reports that the run is over, or Flower or a process (`check` raises) gives up.
 
-    If Flower gives up before the server had its sites (on a loaded machine a ServerApp may not start within Flower's
-    time limit), no site has been invited, and the run is submitted again. A SuperLink on another machine may be
-    unreachable for a while, or be restarted: it is asked again.
+    A SuperLink on another machine may be unreachable for a while, or be restarted: it is asked again.
     """
-    checked, again, begun = time.monotonic(), RESTARTS, False
+    checked = time.monotonic()
     tail = Tail(run_dir / "logs" / "server.log")
     while True:
         watch(run_dir)
-        events = tail.poll()
-        if end := _end(events):
+        if end := _end(tail.poll()):
             return end
-        begun = begun or any(event["event"] == "started" for event in events)
         if time.monotonic() - checked > STATUS_EVERY:
             checked = time.monotonic()
             try:
@@ -90,12 +85,7 @@ def follow(
             except httpx.TransportError:
                 continue
             if found.status == "finished":
-                if end := _end(tail.poll()):
-                    return end
-                if begun or not again or found.sub_status != "failed":
-                    return "failed", found.details or "the ServerApp failed; see superlink.log"
-                again -= 1
-                flower_run = control.start_again()
+                return _end(tail.poll()) or ("failed", found.details or "the ServerApp failed; see superlink.log")
         time.sleep(POLL)
 
 

@@ -51,10 +51,8 @@ class _PrivateTraining(Guard):
     def __init__(self, terms: Dpsgd, seat: Seat) -> None:
         from fl_privacy.dp import per_record  # takes Opacus, which other sites do not need
 
-        epsilon = seat.federation.site(seat.site).epsilon
-        assert epsilon is not None  # a check of the config
         seat.work.once(per_record.check)
-        self._seat, self._plan = seat, terms.plan(seat.federation, seat.records, epsilon)
+        self._seat, self._plan = seat, terms.plan(seat.federation, seat.records, seat.epsilon)
         self.charge = self._plan.charge
 
     def training(self, at: At) -> tuple[Fit, Fit]:

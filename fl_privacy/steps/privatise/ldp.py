@@ -42,11 +42,8 @@ class Ldp(Privatise):
 
 class _Noise(Guard):
     def __init__(self, terms: Ldp, seat: Seat) -> None:
-        epsilon = seat.federation.site(seat.site).epsilon
-        assert epsilon is not None  # a check of the config
-        self._terms, self._seat, self._epsilon = terms, seat, epsilon
-        self.charge = ldp.charge(epsilon, terms.delta)
+        self._terms, self._seat, self.charge = terms, seat, ldp.charge(seat.epsilon, terms.delta)
 
     def outward(self, update: Vector, at: At) -> Vector:
         terms, key = self._terms, self._seat.key(at, "noise")
-        return ldp.privatise(update, terms.clip, self._epsilon, terms.delta, key)
+        return ldp.privatise(update, terms.clip, self._seat.epsilon, terms.delta, key)
