@@ -11,8 +11,15 @@ import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from fl_privacy.combine.rules import RULES
+from fl_privacy.registry import Registry
+from fl_privacy.roles import ROLES
+from fl_privacy.routes import ROUTES
+from fl_privacy.steps import STEPS
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = "fl_privacy"
@@ -207,3 +214,73 @@ def test_lines_of_code_are_counted_without_comments_docstrings_and_blanks() -> N
 
 def test_the_code_has_grown_by_no_more_than_agreed() -> None:
     assert sum(code_lines(path.read_text()) for path in sources(LIBRARY, *APPS)) <= GROWTH * BASE
+
+
+# Who tests what a choice is
+
+ASKED = ("fl_privacy/config/", "fl_privacy/routes/", "fl_privacy/steps/", "fl_privacy/roles.py")
+ALLOWED = {
+    "attacks/audit/matrix.py": ("value.get('kind') in (None, old.get('kind'))", "merging YAML before it is a config"),
+    "attacks/common/auxiliary.py": ("isinstance(self._privatise, Ldp)", "an attacker knows the published clip"),
+    "attacks/common/truth.py": ("view.observer != 'server'", "the server's view is the only one that always exists"),
+    "fl_privacy/deploy/kits/kit.py": ("role not in ROLES", "a kit's role is looked up in the table"),
+    "fl_privacy/identity/keyring.py": ("identity.role not in roles", "who may call is named by the service called"),
+    "fl_privacy/tasks/attacker.py": ("dealt.kind == 'dirichlet'", "an attacker draws its sites as the partition does"),
+    "fl_privacy/transcript/verify.py": ("signer.role != 'server'", "a manifest is signed by the server"),
+    "fl_privacy/transcript/verify.py ": ("signer.role == 'site'", "truth is signed by a site, a view by a party"),
+}
+
+
+def ends_in(node: ast.AST) -> str:
+    """The last word of a name, an attribute or a `get`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+        return str(getattr(node.args[0], "value", ""))
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def literals(node: ast.AST) -> set[object]:
+    """A constant, or those in a tuple, list or set."""
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return set().union(*map(literals, node.elts))
+    return {node.value} if isinstance(node, ast.Constant) else set()
+
+
+def choice_tests(tree: ast.AST, names: set[str], classes: set[str]) -> Iterator[str]:
+    """Comparisons, matches and isinstance on kinds, roles, and the classes of routes, steps and rules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(ends_in(side) in ("kind", "role") for side in sides) or any(literals(s) & names for s in sides):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Match) and ends_in(node.subject) in ("kind", "role"):
+            yield ast.unparse(node.subject)
+        elif (
+            isinstance(node, ast.Call)
+            and ends_in(node.func) == "isinstance"
+            and any(ends_in(found) in classes for found in ast.walk(node.args[1]))
+        ):
+            yield ast.unparse(node)
+
+
+def choices_of_ours() -> tuple[set[str], set[str]]:
+    """The names and the classes of all routes, steps and rules, and the names of roles."""
+    registries: tuple[Registry[Any], ...] = (ROUTES, STEPS, RULES)
+    classes = {registry.get(name).__name__ for registry in registries for name in registry.ours()}
+    names = {name.rpartition(".")[2] for registry in registries for name in registry.ours()}
+    return names | set(ROLES), classes | {"Route", "Step", "Rule", "Privatise"}
+
+
+def test_nobody_but_the_choices_themselves_tests_a_kind_or_a_role() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), text)
+        for path in sources(LIBRARY, *APPS, ATTACKS)
+        if not str(path.relative_to(ROOT)).startswith(ASKED)
+        for text in choice_tests(ast.parse(path.read_text()), *choices_of_ours())
+    }
+    assert found == {(path.strip(), text) for path, (text, _) in ALLOWED.items()}
+    assert len(ALLOWED) <= 10
+
+
+def test_a_test_of_a_kind_is_found() -> None:
+    text = "a = f.route.kind == 'x'\nb = 'shards' in c\nmatch x.role:\n    case _: pass\nisinstance(r, ShufflerRoute)"
+    assert len(list(choice_tests(ast.parse(text), *choices_of_ours()))) == 4

@@ -55,6 +55,11 @@ class Partition(Model):
     kind: Literal["iid", "dirichlet", "by-site"] = "iid"
     alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
 
+    @property
+    def by_site(self) -> bool:
+        """The data set's own sites keep their records."""
+        return self.kind == "by-site"
+
 
 class Training(Model):
     """Local training in one round."""

@@ -52,7 +52,7 @@ class ByClass:
     def auxiliary(self, federation: Federation, data_dir: Path | None, seed: int) -> Auxiliary:
         name, dealt = federation.task.dataset, federation.task.partition
         split = TASKS.get(name).load(data_dir)
-        if dealt.kind == "by-site" or not split.classes:
+        if dealt.by_site or not split.classes:
             raise DataError(
                 f"task.dataset: nobody has auxiliary data for {name!r} by site; use the iid or dirichlet partition, "
                 "or a data set with auxiliary data of its own (lcl)"

@@ -91,11 +91,11 @@ class Sgd:
 
 def device(name: str) -> torch.device:
     """`cpu`, `cuda` or `cuda:N`, if this machine has it."""
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+    family, _, number = name.partition(":")
+    if family not in ("cpu", "cuda") or (number and not number.isdecimal()):
         raise FederationError(f"device: {name!r} is unknown; use cpu, cuda or cuda:N")
-    gpus = torch.cuda.device_count() if kind == "cuda" else 0
-    if kind == "cuda" and int(number or 0) >= gpus:
+    gpus = torch.cuda.device_count() if family == "cuda" else 0
+    if family == "cuda" and int(number or 0) >= gpus:
         raise FederationError(f"device: {name!r} requested, but torch sees {gpus} GPUs; use cpu or another number")
     return torch.device(name)
 

@@ -42,7 +42,7 @@ class Workload:
         self.federation, self._checked = federation, set[Check]()
         task = federation.task
         self.split: Split = _split(task.dataset, data_dir)
-        if task.partition.kind == "by-site":
+        if task.partition.by_site:
             self.split = self.split.first_sites(len(federation.sites))
         self.model = model_of(federation)
         self.initial, self.layout = vector.flatten(self.model)

@@ -104,10 +104,10 @@ def handlers(name: str, servicer: Any, keys: Keyring, refused: Raiser | None = N
     Every call is checked against the revocations in `keys`, even on a connection that is older than they are.
     """
     made = {}
-    for method, (kind, request, reply) in SERVICES[name].items():
-        wrap = _streaming if kind == "unary_stream" else _unary
+    for method, (streams, request, reply) in SERVICES[name].items():
+        wrap = _streaming if streams == "unary_stream" else _unary
         wrapped = wrap(getattr(servicer, method.lower()), keys, refused)
-        made[method] = getattr(grpc, f"{kind}_rpc_method_handler")(wrapped, request[1], reply[0])
+        made[method] = getattr(grpc, f"{streams}_rpc_method_handler")(wrapped, request[1], reply[0])
     return grpc.method_handlers_generic_handler(name, made)
 
 
@@ -115,8 +115,8 @@ class Stub:
     """A client of one service: `stub.fetch(request, timeout=...)`."""
 
     def __init__(self, channel: Channel, name: str) -> None:
-        for method, (kind, request, reply) in SERVICES[name].items():
-            setattr(self, method.lower(), getattr(channel, kind)(f"/{name}/{method}", request[0], reply[1]))
+        for method, (streams, request, reply) in SERVICES[name].items():
+            setattr(self, method.lower(), getattr(channel, streams)(f"/{name}/{method}", request[0], reply[1]))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)

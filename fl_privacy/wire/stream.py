@@ -86,11 +86,11 @@ def chunks(header: pb.Chunk, arrays: Iterable[Payload] = ()) -> Iterator[pb.Chun
             yield view[start : start + CHUNK]
 
 
-def header_of(part: Part, kind: str) -> Any:
-    """The header of the wanted kind that a stream must begin with."""
-    if isinstance(part, pb.Chunk) and part.WhichOneof("part") == kind:
-        return getattr(part, kind)
-    raise ProtocolError("INVALID_ARGUMENT", f"stream: does not begin with a {kind} header")
+def header_of(part: Part, wanted: str) -> Any:
+    """The wanted header that a stream must begin with."""
+    if isinstance(part, pb.Chunk) and part.WhichOneof("part") == wanted:
+        return getattr(part, wanted)
+    raise ProtocolError("INVALID_ARGUMENT", f"stream: does not begin with a {wanted} header")
 
 
 class Receiver:
