@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; 1 by default, paid at every start
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds; 1 by default, paid at every start
     "PYTHONUNBUFFERED": "1",
     "OMP_NUM_THREADS": "1",
 }
