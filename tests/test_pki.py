@@ -188,7 +188,7 @@ def test_a_broken_authority_says_which_and_what_to_do(tmp_path: Path, broken: st
 def test_an_authority_with_a_password_or_of_two_halves_is_refused(tmp_path: Path) -> None:
     one, other = Authority.create(tmp_path / "one"), Authority.create(tmp_path / "other")
     (one.folder / "ca.key").write_bytes((other.folder / "ca.key").read_bytes())
-    with pytest.raises(LaunchError, match=r"ca\.key is not the key of ca\.pem; restore"):
+    with pytest.raises(LaunchError, match=r"ca\.key does not belong to ca\.pem; restore"):
         Authority.load(one.folder)
     how = serialization.BestAvailableEncryption(b"word")
     encrypted = one.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)

@@ -294,7 +294,7 @@ def test_revocations_that_cannot_be_verified_let_nobody_in(
     write_public(own.revoked_file, real)
     assert finish(stub) == "OK"
     assert len(server.servicer.refusals) == 7
-    assert all("install revoked.pem anew" in reason for reason in server.servicer.refusals)
+    assert all("install revoked.pem again" in reason for reason in server.servicer.refusals)
 
 
 def test_files_that_do_not_belong_together_start_no_server(keys: Keys) -> None:

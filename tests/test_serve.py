@@ -36,9 +36,9 @@ def test_keys_that_are_not_the_kit_s_own_start_nothing(kits: Path, command: str,
     shutil.copy(kits / "site-1" / "keys" / "key.pem", keys)
     assert "do not belong together; install the signed file again" in refused(command, kit)
     shutil.copy(kits / "site-1" / "keys" / "cert.pem", keys)
-    assert "its certificate is of fl-privacy://kits/site/site-1; install the one" in refused(command, kit)
+    assert "its certificate belongs to fl-privacy://kits/site/site-1; install the one" in refused(command, kit)
     (keys / "cert.pem").unlink()
-    assert f"has no certificate; fl-privacy pki request {kit}" in refused(command, kit)
+    assert f"has no certificate; run fl-privacy pki request {kit}" in refused(command, kit)
 
 
 def test_training_without_the_secret_names_it(kits: Path) -> None:
