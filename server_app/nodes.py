@@ -17,6 +17,7 @@ from fl_privacy.vector import Vector
 from fl_privacy.wire.stream import data_bytes
 
 POLL = 0.2
+GRACE = 10.0  # seconds
 RECEIPTS = ("done", "refused", "failed")
 
 
@@ -28,6 +29,7 @@ class Nodes:
         self._ids: dict[str, int] = {}
         self._pending: dict[str, str] = {}
         self._simulated = False
+        self._seen: dict[str, float] = {}
 
     def wait(self, report: Callable[[int], None] = lambda count: None) -> list[str]:
         """The names of the connected sites: all of them, or after the deadline at least a quorum."""
@@ -51,12 +53,13 @@ class Nodes:
         return now if len(now) >= self._federation.quorum else sorted(self._ids)
 
     def refresh(self) -> list[str]:
-        """The sites connected now; a site that came back may have another id."""
-        if self._simulated:
-            return sorted(self._ids)
-        now = self._named()
-        self._ids |= now
-        return sorted(now)
+        """The sites connected now or a moment ago: a short absence must not change who is drawn into a cohort.
+
+        A site that came back may have another id.
+        """
+        now, named = time.monotonic(), self._ids if self._simulated else self._named()
+        self._ids, self._seen = self._ids | named, self._seen | dict.fromkeys(named, now)
+        return sorted(site for site, seen in self._seen.items() if now - seen <= GRACE)
 
     def knows(self, site: str) -> bool:
         """Whether a site was ever connected."""

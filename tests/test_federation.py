@@ -35,6 +35,7 @@ rounds: 4
 reproducible: true
 audit: true
 deadline: 60
+rounds_per_message: 1
 task: {partition: {kind: dirichlet, alpha: 0.5}, train: {epochs: 2}}
 """
 
