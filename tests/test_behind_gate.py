@@ -180,7 +180,7 @@ def test_a_site_reaches_no_path_of_the_control_and_runtime_apis(world: World) ->
         assert ask(sock, "GET /health HTTP/1.1\nHost: x\n\n")[0] == 200
     for path in paths:
         with world.front.dial("site", "clinic") as sock:
-            assert ask(sock, post(path, 0, *empty)) == (403, b"a site may not ask this\n"), path
+            assert ask(sock, post(path, 0, *empty)) == (403, b"a site may not send this request\n"), path
     with world.front.dial("site", "clinic") as sock:
         code, said = ask(sock, post("/v1/fleet/pull-messages", 0, *empty))
         assert code == 401  # from the SuperLink: it wants the node's signature

@@ -53,7 +53,7 @@ class Counting:
         return pb.Empty()
 
     submit = seed = open
-    collect, settle = fetch, finish
+    collect, settle, post, pickup = fetch, finish, finish, finish
 
     def refused(self, error: Exception) -> None:
         self.refusals.append(str(error))
