@@ -190,7 +190,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     for above in runs.parents:
         if above.owner() == runs.owner() and above != Path("/") and not above.stat().st_mode & 0o001:
             above.chmod(above.stat().st_mode | 0o011)
-    env = {**environment, "COMPOSE_PROJECT_NAME": PROJECT, "RUNS_DIR": str(runs)}
+    # One Flower message per round: rounds of tenths of a second would be over before anything is killed.
+    config = runs.parent / "quickstart.yaml"
+    config.write_text((ROOT / "configs" / "quickstart.yaml").read_text() + "rounds_per_message: 1\n")
+    config.chmod(0o644)
+    env = {**environment, "COMPOSE_PROJECT_NAME": PROJECT, "RUNS_DIR": str(runs), "FEDERATION": str(config)}
     with (runs.parent / "up.log").open("w") as log:
         process = subprocess.Popen(["docker", "compose", "up"], cwd=ROOT, env=env, stdout=log, stderr=log, text=True)
     made = Stack(process, env, runs)
