@@ -253,7 +253,7 @@ class TestUp:
     def test_a_site_is_small(self, stack: Stack) -> None:
         """The resident sets of supervisor, worker, relay, SuperNode and executor; pages that they share count in each.
 
-        Between rounds: Flower starts the ClientApp for each message anew, and it is gone when the reply is sent.
+        Between rounds: Flower starts a new ClientApp for each message, and it is gone when the reply is sent.
         """
         count = (
             "import os, psutil\n"

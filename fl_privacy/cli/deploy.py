@@ -140,7 +140,7 @@ def serve(
 @app.command()
 def train(
     kit: KitPath,
-    anew: Annotated[bool, typer.Option("--new", help="Start a new run even if one is unfinished.")] = False,
+    fresh: Annotated[bool, typer.Option("--new", help="Start a new run even if one is unfinished.")] = False,
     run: Annotated[str | None, typer.Option(help="Name of a new run; default: federation and time.")] = None,
     copy_to: Annotated[Path | None, typer.Option(help="Folder for a copy of the run.", show_default=False)] = None,
     done: Annotated[Path | None, typer.Option(help="File to write when the command ends.", show_default=False)] = None,
@@ -154,7 +154,7 @@ def train(
     try:
         folder = Folder.open(kit)
         with progress(folder.federation, as_json) as view:
-            result = start(folder, anew, run, view)
+            result = start(folder, fresh, run, view)
         if as_json:
             print(result.to_json(), flush=True)
         elif result.status == "completed":

@@ -30,7 +30,7 @@ OFTEN = 8.0  # seconds of pause before a restart: the process has exited three t
 
 def train(
     folder: Folder,
-    anew: bool = False,
+    fresh: bool = False,
     name: str | None = None,
     watch: Callable[[Path], None] = lambda run_dir: None,
 ) -> Result:
@@ -42,13 +42,13 @@ def train(
         raise LaunchError(f"kit {folder.path}: secret is missing; copy it from the superlink's kit")
     with alone(folder):
         prepare(folder)
-        return _train(folder, _run_name(folder, anew, name), watch)
+        return _train(folder, _run_name(folder, fresh, name), watch)
 
 
-def _run_name(folder: Folder, anew: bool, name: str | None) -> str:
+def _run_name(folder: Folder, fresh: bool, name: str | None) -> str:
     """The unfinished run, unless a new one is asked for; its name is kept until it completes."""
     note = folder.state / "unfinished"
-    if note.exists() and not anew and name is None:
+    if note.exists() and not fresh and name is None:
         return note.read_text().strip()
     name = name or new_run_name(folder.federation)
     if not re.fullmatch(RUN_NAME, name):
