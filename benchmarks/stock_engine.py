@@ -47,7 +47,9 @@ def _start(workspace: Workspace) -> tuple[flower.Control, int, Path]:
     timings = workspace.private / "timings.jsonl"
     return (
         control,
-        control.start_run({"federation": workspace.federation.to_yaml(), "timings": str(timings)}, APP),
+        control.start_run(
+            {"federation": workspace.federation.to_yaml(), "timings": str(timings)}, flower.build_app(APP)
+        ),
         timings,
     )
 

@@ -15,6 +15,8 @@ HEAD = struct.Struct("!IQ")
 MAX_JSON = 64 * 1024
 MAX_BYTES = 4 * 2**31
 PATIENCE = 60.0  # seconds a peer may take to send what it announced
+RESTART = 20.0  # seconds for a worker that is starting, or was restarted
+POLL = 0.1
 
 Frame = tuple[dict[str, Any], bytearray]
 
@@ -70,6 +72,16 @@ def ask(path: str, fields: dict[str, Any], payload: bytes | memoryview, timeout:
     """Send the worker a ticket and wait for its receipt."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout)
-        connection.connect(path)
+        _connect(connection, path, time.monotonic() + RESTART)
         send(connection, fields, payload)
         return receive(connection)
+
+
+def _connect(connection: socket.socket, path: str, until: float) -> None:
+    while True:
+        try:
+            return connection.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(POLL)

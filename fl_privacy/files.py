@@ -6,8 +6,9 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -142,3 +143,10 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     except OSError:
         return (0, 0, 0)
     return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def rotate(names: Sequence[Path]) -> None:
+    """Every file takes the next name; what bore the last one is deleted."""
+    for old, new in reversed(list(pairwise(names))):
+        if old.exists():
+            old.replace(new)

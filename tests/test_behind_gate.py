@@ -155,7 +155,7 @@ def test_a_run_goes_through_gate_and_relays_and_outlives_the_gate(
     for name, text in APP.items():
         (app / name).parent.mkdir(parents=True, exist_ok=True)
         (app / name).write_text(text)
-    run = control.start_run({"home": str(world.folder)}, app)
+    run = control.start_run({"home": str(world.folder)}, flower.build_app(app))
     until = time.monotonic() + 90
     while (status := control.status(run)).status != "finished":
         world.fleet.check()

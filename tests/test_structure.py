@@ -160,7 +160,7 @@ def test_promised_names_are_there(name: str) -> None:
 # How much there is
 
 BASE = 12_215  # lines of code in library and apps before the doors for other systems were opened, commit 60490a5
-GROWTH = 1.06  # the agreed limit is 1.05: lower this as lines go
+GROWTH = 1.05
 NOT_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .common import INTERRUPTED, DataDir, Json, RunPath, app, err, interrupt, out
+from .common import INTERRUPTED, DataDir, Json, RunPath, app, err, interrupt, out, say
 
 
 @app.command()
@@ -85,9 +85,9 @@ def audit(
         print(json.dumps({"out": str(folder), **{key: found[key] for key in keys}}))
     else:
         for line in found["unknown_measures"]:
-            out.print(f"not measured   {line}", highlight=False, soft_wrap=True, markup=False)
+            say(f"not measured   {line}")
         for path in ("report.md", "results.json", "figures"):
-            out.print(f"see            {folder / path}", highlight=False, soft_wrap=True)
+            say(f"see            {folder / path}")
     if failures:
         print(f"error: {len(failures)} runs failed; the same command tries them again", file=sys.stderr)
         raise typer.Exit(1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -27,6 +29,20 @@ RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept."
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", envvar="FL_PRIVACY_DATA", help="Data folder, for tasks that need one.")
 ]
+
+
+def say(line: str, console: Console = out) -> None:
+    """One line as it is: nothing in it is markup, and no terminal is too narrow for it."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def show(found: Any, as_json: bool, lines: Iterable[str]) -> None:
+    """What was found, as JSON for machines or as lines for people."""
+    if as_json:
+        print(json.dumps(found), flush=True)
+        return
+    for line in lines:
+        say(line)
 
 
 def interrupt(*_: object) -> NoReturn:

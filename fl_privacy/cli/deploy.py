@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from fl_privacy.errors import FederationError
 
-from .common import Config, DataDir, Json, RunsDir, app, interrupt, out
+from .common import Config, DataDir, Json, RunsDir, app, interrupt, out, show
 from .run import print_result, progress
 
 if TYPE_CHECKING:
@@ -47,19 +46,13 @@ def provision(
     authority = Authority.open(pki) if pki else None
     made = write(federation, out_dir, authority, sign, Choices(data=data, runs=runs), wanted)
     kept = [str(file) for path in made for file in kit_files.kept(Folder.open(path))]
-    if as_json:
-        print(json.dumps({"federation": federation.name, "kits": [str(path) for path in made], "kept": kept}))
-        return
-    out.print(f"{len(made)} kits are in {out_dir}; each has a README.md for its machine", highlight=False)
-    _tell_kept(kept)
-    if not sign:
-        out.print("next           in each kit: fl-privacy pki request KIT", highlight=False)
+    lines = [f"{len(made)} kits are in {out_dir}; each has a README.md for its machine", *_kept(kept)]
+    lines += [] if sign else ["next           in each kit: fl-privacy pki request KIT"]
+    show({"federation": federation.name, "kits": [str(path) for path in made], "kept": kept}, as_json, lines)
 
 
-def _tell_kept(files: list[str]) -> None:
-    for file in files:
-        text = f"kept           {file}: edited by hand; delete it to have it written again"
-        out.print(text, highlight=False, soft_wrap=True, markup=False)
+def _kept(files: list[str]) -> list[str]:
+    return [f"kept           {file}: edited by hand; delete it to have it written again" for file in files]
 
 
 @app.command()
@@ -72,16 +65,11 @@ def refresh(kit: KitPath, as_json: Json = False) -> None:
     try:
         kit_files.write(folder)
     except OSError as error:
-        raise FederationError(
-            f"kit {kit}: {error.filename}: {error.strerror}; make it writable or free space"
-        ) from None
+        why = f"{error.filename}: {error.strerror}"
+        raise FederationError(f"kit {kit}: {why}; make it writable or free space") from None
     kept = [str(file) for file in kit_files.kept(folder)]
-    if as_json:
-        print(json.dumps({"kit": str(folder.path), "kept": kept}))
-        return
-    _tell_kept(kept)
-    if not kept:
-        out.print(f"compose.yml and the unit in {kit} match kit.yaml", highlight=False, soft_wrap=True)
+    lines = _kept(kept) or [f"compose.yml and the unit in {kit} match kit.yaml"]
+    show({"kit": str(folder.path), "kept": kept}, as_json, lines)
 
 
 @app.command()
@@ -110,13 +98,11 @@ def preflight(
         if peer and keys is None:
             raise FederationError("peer: needs --keys, the folder with the certificate to connect with")
         found = checks.run(Federation.load(target), runs_dir, data_dir, listen or [], keys, peer or [])
-    if as_json:
-        print(json.dumps({"ok": all(c.ok for c in found), "checks": [vars(c) for c in found]}))
-    else:
-        for check in found:
-            mark = "[red]FAIL[/]" if not check.ok else "[yellow]WARN[/]" if check.fix else "[green]ok  [/]"
-            fix = "" if not check.fix else f"; {check.fix}" if check.ok else f"\n     fix: {check.fix}"
-            out.print(f"{mark} {check.name:<12} {check.detail}{fix}", highlight=False, soft_wrap=True)
+    show({"ok": all(c.ok for c in found), "checks": [vars(c) for c in found]}, as_json, ())
+    for check in () if as_json else found:
+        mark = "[red]FAIL[/]" if not check.ok else "[yellow]WARN[/]" if check.fix else "[green]ok  [/]"
+        fix = "" if not check.fix else f"; {check.fix}" if check.ok else f"\n     fix: {check.fix}"
+        out.print(f"{mark} {check.name:<12} {check.detail}{fix}", highlight=False, soft_wrap=True)
     if not all(check.ok for check in found):
         raise typer.Exit(2)
 

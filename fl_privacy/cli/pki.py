@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .common import Json, app, out
+from .common import Json, app, show
 
 commands = typer.Typer(help="Certificates: request, sign, install, renew, revoke.", no_args_is_help=True)
 app.add_typer(commands, name="pki")
@@ -17,13 +16,6 @@ app.add_typer(commands, name="pki")
 Folder = Annotated[Path, typer.Argument(metavar="AUTHORITY", help="The authority's folder.", show_default=False)]
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="A party's kit.", show_default=False)]
 Out = Annotated[Path | None, typer.Option("--out", help="File or folder to write to; default: the kit.")]
-
-
-def _tell(found: Any, as_json: bool, *lines: str) -> None:
-    if as_json:
-        print(json.dumps(found))
-    for line in () if as_json else lines:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @commands.command()
@@ -37,12 +29,9 @@ def init(
 
     made = Authority.create(folder, federation)
     key = fingerprint(made.certificate.public_key())
-    _tell(
-        {"authority": str(folder), "key": key, "until": made.certificate.not_valid_after_utc.isoformat()},
-        as_json,
-        f"authority {folder}: {key}",
-        "keep ca.key secret and backed up: anyone holding it can impersonate any party",
-    )
+    found = {"authority": str(folder), "key": key, "until": made.certificate.not_valid_after_utc.isoformat()}
+    advice = "keep ca.key secret and backed up: anyone holding it can impersonate any party"
+    show(found, as_json, [f"authority {folder}: {key}", advice])
 
 
 def _asked(path: Path, asked: Any, as_json: bool) -> None:
@@ -50,7 +39,8 @@ def _asked(path: Path, asked: Any, as_json: bool) -> None:
     hosts = f"  hosts {', '.join(found['hosts'])}" if found["hosts"] else ""
     lines = [f"{found['identity']}  key {found['key']}{hosts}"]
     lines += [f"node {found['node']}"] if "node" in found else []
-    _tell(found, as_json, *lines, f"send {path} to the authority, and give it the fingerprints over a separate channel")
+    lines.append(f"send {path} to the authority, and give it the fingerprints over a separate channel")
+    show(found, as_json, lines)
 
 
 @commands.command()
@@ -96,7 +86,7 @@ def sign(
             lines.append(f"  shares a host name with {', '.join(one['shared'])}: correct only if they share a machine")
         lines += [f"  node {one['node']}"] if "node" in one else []
         lines.append(f"  {one['file']}")
-    _tell(made, as_json, *lines, "compare fingerprints and hosts with each party before you send the files back")
+    show(made, as_json, [*lines, "compare fingerprints and hosts with each party before you send the files back"])
 
 
 @commands.command()
@@ -112,7 +102,7 @@ def install(
     lines = [f"installed {found['installed']}: {found['file']}"]
     if "authority" in found:
         lines.append(f"{found['identity']}  until {found['until'][:10]}  authority {found['authority']}")
-    _tell(found, as_json, *lines)
+    show(found, as_json, lines)
 
 
 @commands.command()
@@ -132,18 +122,10 @@ def revoke(
     new = opened.revoke(identity)
     alive = {record.identity for record in opened.records() if not record.expired}
     listening = sorted(uri for uri in alive if ROLES[Identity.parse(uri).role].listens)
-    _tell(
-        {
-            "identity": identity,
-            "revoked": [record.serial for record in new],
-            "file": str(opened.revoked_file),
-            "install_at": listening,
-        },
-        as_json,
-        f"revoked {identity}: {len(new)} more certificates in {opened.revoked_file}",
-        "to make it effective, run `fl-privacy pki install KIT revoked.pem` at:",
-        *(f"  {uri}" for uri in listening),
-    )
+    found = {"identity": identity, "revoked": [record.serial for record in new], "install_at": listening}
+    what = f"revoked {identity}: {len(new)} more certificates in {opened.revoked_file}"
+    how = "to make it effective, run `fl-privacy pki install KIT revoked.pem` at:"
+    show({**found, "file": str(opened.revoked_file)}, as_json, [what, how, *(f"  {uri}" for uri in listening)])
 
 
 @commands.command("list")
@@ -157,4 +139,4 @@ def list_(authority: Folder, as_json: Json = False) -> None:
     for record in opened.records():
         state = "revoked" if record.number in revoked else "expired" if record.expired else "valid"
         rows.append({**asdict(record), "state": state})
-    _tell(rows, as_json, *(f"{row['state']:<8} until {row['until'][:16]}  {row['identity']}" for row in rows))
+    show(rows, as_json, (f"{row['state']:<8} until {row['until'][:16]}  {row['identity']}" for row in rows))

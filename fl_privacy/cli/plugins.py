@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fl_privacy.registry import Registry, resolve
 
-from .common import Json, app, out
+from .common import Json, app, out, say
 
 REGISTRIES = (
     "fl_privacy.tasks.catalog:TASKS",
@@ -35,5 +35,4 @@ def plugins(as_json: Json = False) -> None:
     out.print(table)
     for plugin in found:
         if plugin.problem:
-            text = f"cannot be used: {plugin.group} {plugin.name}: {plugin.problem}"
-            out.print(text, highlight=False, markup=False, soft_wrap=True)
+            say(f"cannot be used: {plugin.group} {plugin.name}: {plugin.problem}")

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fl_privacy.errors import FederationError
 
-from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out
+from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out, say
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -82,12 +82,12 @@ def _in_containers(
         raise FederationError("resume: not supported with --engine compose; start a new run")
     console = err if as_json else out
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         if line.startswith(("round", "error")):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            say(line, console)
 
     with console.status("starting the containers"):
-        return start(federation, runs_dir, data_dir, say)
+        return start(federation, runs_dir, data_dir, report)
 
 
 def print_result(result: Any) -> None:
@@ -97,15 +97,10 @@ def print_result(result: Any) -> None:
     path = os.path.relpath(result.path)
     for row in result.ledgers:
         left = "no limit" if row["epsilon"] >= gaussian.LARGEST_EPSILON else f"{row['remaining']:.3f} left"
-        out.print(
-            f"ledger {row['site']}: epsilon {row['spent']:.3f} spent in {row['charges']} rounds, {left}, "
-            f"delta {row['delta']:g} (unit: {row['unit']}, adjacency: {row['adjacency']})",
-            highlight=False,
-            soft_wrap=True,
-        )
-    out.print(f"\nfinal {score(vars(result))} after {result.rounds} rounds in {result.seconds:.1f} s", highlight=False)
-    out.print(f"the run is in  {path}", highlight=False, soft_wrap=True)
-    out.print(f"try next       {_program()} transcript verify {path}", highlight=False, soft_wrap=True)
+        spent = f"epsilon {row['spent']:.3f} spent in {row['charges']} rounds, {left}, delta {row['delta']:g}"
+        say(f"ledger {row['site']}: {spent} (unit: {row['unit']}, adjacency: {row['adjacency']})")
+    say(f"\nfinal {score(vars(result))} after {result.rounds} rounds in {result.seconds:.1f} s")
+    say(f"the run is in  {path}\ntry next       {_program()} transcript verify {path}")
 
 
 def _program() -> str:
@@ -129,9 +124,8 @@ def plan(config: Config, as_json: Json = False) -> None:
         found = {"parameters": parameters, "rounds": federation.rounds, "recombination_log10": space}
         print(json.dumps({**found, "per_round": [vars(c) for c in costs], "budgets": [vars(b) for b in budgets]}))
         return
-    table = Table(
-        title=f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; per round and party"
-    )
+    title = f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; per round and party"
+    table = Table(title=title)
     for column in ("party", "how many", "messages", "parameters in", "parameters out", "MB in", "MB out"):
         table.add_column(column, justify="left" if column == "party" else "right")
     for c in costs:
@@ -141,7 +135,7 @@ def plan(config: Config, as_json: Json = False) -> None:
     for b in budgets:
         text = f"epsilon {b.epsilon:g} per round, {b.composed:.3f} after {federation.rounds} rounds: {b.sites} sites"
         warning = "; only one site has this budget, so the label identifies it" if b.sites == 1 else ""
-        out.print(f"{text}, noise {b.scale:.4g} each (unit: {b.unit}){warning}", highlight=False, soft_wrap=True)
+        say(f"{text}, noise {b.scale:.4g} each (unit: {b.unit}){warning}")
     if space is not None:
         text = f"an update mixed with {federation.floor - 1} others can be reassembled in 10^{space:,.0f} ways"
-        out.print(f"{text}, which hides it only together with noise", highlight=False, soft_wrap=True)
+        say(f"{text}, which hides it only together with noise")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .common import Json, app, out
+from .common import Json, app, show
 
 commands = typer.Typer(help="Run a site in the background on this machine.", no_args_is_help=True)
 app.add_typer(commands, name="site")
@@ -47,9 +46,4 @@ def status(kit: KitPath, as_json: Json = False) -> None:
 
 
 def _tell(found: dict[str, object], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(found))
-        return
-    for key, value in found.items():
-        if value not in (None, "", {}):
-            out.print(f"{key:<12} {value}", highlight=False, soft_wrap=True, markup=False)
+    show(found, as_json, (f"{key:<12} {value}" for key, value in found.items() if value not in (None, "", {})))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .common import Json, RunPath, app, out
+from .common import Json, RunPath, app, show
 
 if TYPE_CHECKING:
     from fl_privacy.ops.status import Status
@@ -18,11 +17,7 @@ def status(run: RunPath, as_json: Json = False) -> None:
     from fl_privacy.ops.status import read
 
     found = read(run)
-    if as_json:
-        print(json.dumps(asdict(found)))
-        return
-    for line in _lines(found):
-        out.print(line, highlight=False, soft_wrap=True, markup=False)
+    show(asdict(found), as_json, _lines(found))
 
 
 def _lines(found: Status) -> list[str]:

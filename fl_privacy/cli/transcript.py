@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from fl_privacy.errors import FederationError
 
-from .common import Json, RunPath, app, out
+from .common import Json, RunPath, app, show as tell
 
 commands = typer.Typer(help="Read and verify what a run recorded.", no_args_is_help=True)
 app.add_typer(commands, name="transcript")
@@ -31,15 +30,12 @@ def verify(
 
     run = run.resolve()
     own = anchor(run)  # for a run across machines or containers; runs of the local engine share one authority
-    found = ca or (own if own.exists() else run.parent / "pki" / "ca.pem")
-    if not found.exists():
-        raise FederationError(f"ca: {found} not found; give the authority's certificate with --ca")
-    report = check(run, found.read_bytes())
-    if as_json:
-        print(json.dumps({"ok": report.ok, "findings": [vars(finding) for finding in report.findings]}))
-    else:
-        for finding in report.findings:
-            out.print(str(finding), highlight=False, soft_wrap=True, markup=False)
+    authority = ca or (own if own.exists() else run.parent / "pki" / "ca.pem")
+    if not authority.exists():
+        raise FederationError(f"ca: {authority} not found; give the authority's certificate with --ca")
+    report = check(run, authority.read_bytes())
+    found = {"ok": report.ok, "findings": [vars(finding) for finding in report.findings]}
+    tell(found, as_json, map(str, report.findings))
     if not report.ok:
         raise typer.Exit(1)
 
@@ -57,16 +53,10 @@ def show(run: RunPath, as_json: Json = False) -> None:
         arrays = view.round(view.rounds[-1]).arrays if view.rounds else {}
         views[name] = {"rounds": len(view.rounds), "arrays": {k: list(a.shape) for k, a in arrays.items()}}
     manifest = opened.manifest
-    if as_json:
-        print(
-            json.dumps(
-                {"run": manifest["run"], "status": manifest["status"], "views": views, "metrics": opened.metrics}
-            )
-        )
-        return
-    out.print(f"{manifest['run']}: {manifest['status']}, made {manifest['created']}", highlight=False)
-    for row in opened.metrics:
-        out.print(f"  round {row['round']:>3}  {score(row)}  loss {row['loss']:.4f}", highlight=False)
+    lines = [f"{manifest['run']}: {manifest['status']}, made {manifest['created']}"]
+    lines += [f"  round {row['round']:>3}  {score(row)}  loss {row['loss']:.4f}" for row in opened.metrics]
     for name, seen in views.items():
         shapes = ", ".join(f"{k} {tuple(shape)}" for k, shape in seen["arrays"].items()) or "no array"
-        out.print(f"  {name} saw {seen['rounds']} rounds: {shapes} each", highlight=False)
+        lines.append(f"  {name} saw {seen['rounds']} rounds: {shapes} each")
+    what = {"run": manifest["run"], "status": manifest["status"], "views": views, "metrics": opened.metrics}
+    tell(what, as_json, lines)

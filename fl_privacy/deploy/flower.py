@@ -161,10 +161,12 @@ class Control:
     """The SuperLink's control API."""
 
     def __init__(self, address: str, authority: Path) -> None:
+        from flwr.proto import control_pb2
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
         self._address = address
+        self._pb: Any = control_pb2
         os.environ.update(direct())
         self._client: Any = ControlHttpClient.from_server_address(
             server_address=address,
@@ -175,12 +177,10 @@ class Control:
 
     def wait(self, alive: Callable[[], None], seconds: float = START) -> None:
         """Wait until the SuperLink answers; `alive` raises if it has died."""
-        from flwr.proto.control_pb2 import ListRunsRequest
-
         until = time.monotonic() + seconds
         while True:
             try:
-                self._client.ListRuns(ListRunsRequest())
+                self._client.ListRuns(self._pb.ListRunsRequest())
                 return
             except httpx.HTTPError as error:
                 alive()
@@ -189,31 +189,23 @@ class Control:
                 time.sleep(0.1)
 
     def register(self, public_key: bytes, name: str) -> None:
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-
-        self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
+        self._client.RegisterNode(self._pb.RegisterNodeRequest(public_key=public_key, name=name))
 
     def nodes(self) -> dict[bytes, int]:
         """The registered SuperNodes: public key to Flower's id."""
-        from flwr.proto.control_pb2 import ListNodesRequest
-
-        listed = self._client.ListNodes(ListNodesRequest()).nodes_info
+        listed = self._client.ListNodes(self._pb.ListNodesRequest()).nodes_info
         return {bytes(node.public_key): int(node.node_id) for node in listed if not node.unregistered_at}
 
     def unregister(self, node: int) -> None:
-        from flwr.proto.control_pb2 import UnregisterNodeRequest
+        self._client.UnregisterNode(self._pb.UnregisterNodeRequest(node_id=node))
 
-        self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
-
-    def start_run(self, config: Mapping[str, str], app: Path = APP) -> int:
-        """Submit the app; returns Flower's id of the run."""
+    def start_run(self, config: Mapping[str, str], app: bytes) -> int:
+        """Submit an app bundle; returns Flower's id of the run."""
         from flwr.common.serde import fab_to_proto, user_config_to_proto
-        from flwr.proto.control_pb2 import StartRunRequest
         from flwr.supercore.fab import Fab
 
-        content = build_app(app)
-        request = StartRunRequest(
-            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+        request = self._pb.StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(app).hexdigest(), app, {})),
             override_config=user_config_to_proto(dict(config)),
             federation="",
         )
@@ -227,9 +219,7 @@ class Control:
 
     def status(self, run: int) -> Status:
         """How a run is doing. Flower's own commands return 0 even if a run failed."""
-        from flwr.proto.control_pb2 import ListRunsRequest
-
-        found = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        found = self._client.ListRuns(self._pb.ListRunsRequest(run_id=run)).run_dict[run].status
         return Status(found.status, found.sub_status, found.details)
 
     def close(self) -> None:

@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from fl_privacy.errors import LaunchError
+from fl_privacy.files import rotate
 from fl_privacy.ops.tail import Tail
 
 TERM_GRACE = 8.0
@@ -125,9 +125,7 @@ class Fleet:
     def _first_old(self, name: str) -> Path:
         """Make room for the newest old log: the others move on by one, and the oldest is deleted."""
         places = [self._logs / f"{name}.{number}.log" for number in range(1, OLD_LOGS + 1)]
-        for old, new in reversed(list(pairwise(places))):
-            if old.exists():
-                old.replace(new)
+        rotate(places)
         return places[0]
 
     def trim(self, largest: int = LARGEST_LOG) -> None:

@@ -17,7 +17,7 @@ from fl_privacy.files import Stamp, stamp
 from fl_privacy.identity.watched import Watched
 from fl_privacy.roles import ROLES
 
-SCHEME = "fl-privacy"
+SCHEME, DENIED = "fl-privacy", "PERMISSION_DENIED"
 _URI = re.compile(rf"{SCHEME}://([a-z0-9-]+)/([a-z]+)/([a-z0-9-]+)")
 
 
@@ -60,9 +60,9 @@ def peer(context: Any, federation: str, *roles: str) -> Identity:
         raise ProtocolError("UNAUTHENTICATED", "certificate: has no identity; use one made by fl-privacy")
     identity = Identity.parse(uris[0].decode("utf-8", "replace"))
     if identity.federation != federation:
-        raise ProtocolError("PERMISSION_DENIED", f"certificate: belongs to federation {identity.federation!r}")
+        raise ProtocolError(DENIED, f"certificate: belongs to federation {identity.federation!r}")
     if identity.role not in roles:
-        raise ProtocolError("PERMISSION_DENIED", f"{identity.role}: may not call this; only {' and '.join(roles)} may")
+        raise ProtocolError(DENIED, f"{identity.role}: may not call this; only {' and '.join(roles)} may")
     return identity
 
 
@@ -110,11 +110,9 @@ class Keyring:
         If there are revocations that cannot be verified, everybody is refused.
         """
         if dt.datetime.now(dt.UTC) > certificate.not_valid_after_utc:
-            raise ProtocolError(
-                "PERMISSION_DENIED", f"certificate of {Identity.of(certificate).uri}: expired; renew it"
-            )
+            raise ProtocolError(DENIED, f"certificate of {Identity.of(certificate).uri}: expired; renew it")
         if certificate.serial_number in self.revoked():
-            raise ProtocolError("PERMISSION_DENIED", f"certificate of {Identity.of(certificate).uri}: revoked")
+            raise ProtocolError(DENIED, f"certificate of {Identity.of(certificate).uri}: revoked")
 
     def revoked(self) -> frozenset[int]:
         """The serial numbers that the authority revoked; read again only if a file changed."""
@@ -134,10 +132,8 @@ class Keyring:
                 self._revoked[now] = found
             return found
         except (OSError, ValueError):
-            raise ProtocolError(
-                "PERMISSION_DENIED",
-                "revocations: cannot be verified, so everybody is refused; install revoked.pem again",
-            ) from None
+            why = "revocations: cannot be verified, so everybody is refused; install revoked.pem again"
+            raise ProtocolError(DENIED, why) from None
 
 
 def load_crl(data: bytes, authority: x509.Certificate) -> x509.CertificateRevocationList:

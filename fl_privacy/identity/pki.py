@@ -108,9 +108,8 @@ class Authority:
         from fl_privacy.reading import NAME  # takes 14 MB, which gate and relay need not spend
 
         if federation and not re.fullmatch(NAME, federation):
-            raise LaunchError(
-                f"federation: {federation!r} is not a valid name; use at most 63 lower-case letters, digits and hyphens"
-            )
+            fix = "use at most 63 lower-case letters, digits and hyphens"
+            raise LaunchError(f"federation: {federation!r} is not a valid name; {fix}")
         key_file, certificate_file = folder / "ca.key", folder / "ca.pem"
         if key_file.exists() or certificate_file.exists():
             raise LaunchError(f"authority {folder}: already exists; choose another folder to make a new one")

@@ -16,12 +16,11 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.errors import LaunchError
-from fl_privacy.files import locked
+from fl_privacy.files import locked, rotate
 
 SIZE = 10 * 2**20  # bytes of one event file
 FILES = 10  # event files to keep, including the current one
@@ -73,9 +72,7 @@ class EventFile:
         """Rotate; False if that failed, and then the file keeps growing, which loses nothing."""
         names = [self.path, *(self.path.with_name(f"{self.path.name}.{n}") for n in range(1, self.files))]
         try:
-            for old, new in reversed(list(pairwise(names))):
-                if old.exists():
-                    old.replace(new)
+            rotate(names)
         except OSError:
             return False
         return True

@@ -65,9 +65,8 @@ class ViewWriter:
                 self._continue()
         seq, round, attempt = self._seq + 1, int(round), str(attempt)
         if not 0 <= round <= links.MAX_ROUND or not links.ATTEMPT.fullmatch(attempt):
-            raise TranscriptError(
-                f"round {round}, attempt {attempt!r:.80}: needs a round from 0 and a short ASCII attempt"
-            )
+            where = f"round {round}, attempt {attempt!r:.80}"
+            raise TranscriptError(f"{where}: needs a round from 0 and a short ASCII attempt")
         checked = record_files.check_arrays(arrays)
         data, index = (self.folder / name for name in file_names(round, seq))
         common = {"round": round, "attempt": attempt, "seq": seq, "file": data.name}
@@ -109,11 +108,9 @@ class ViewWriter:
     def _continue(self) -> None:
         """Go on after the last signed entry; what an interrupted record left behind is removed."""
         chain = read_chain(self.folder)
-        found = (chain.head["observer"], chain.head["run"])
-        if found != (self.observer, self.run):
-            raise TranscriptError(
-                f"{self.folder}: is the view of {found[0]} in run {found[1]}; give each its own folder"
-            )
+        observer, run = chain.head["observer"], chain.head["run"]
+        if (observer, run) != (self.observer, self.run):
+            raise TranscriptError(f"{self.folder}: is the view of {observer} in run {run}; give each its own folder")
         self._signer.check_own(HEAD_DOMAIN, chain.head, str(self.folder / HEAD))
         leftovers, strangers = links.unsigned_files(self.folder, chain)
         if strangers or not links.is_interrupted(chain.tail):

@@ -100,10 +100,7 @@ class Project:
 
 
 def up(
-    federation: Federation,
-    runs_dir: Path,
-    data_dir: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    federation: Federation, runs_dir: Path, data_dir: Path | None = None, say: Callable[[str], None] = lambda line: None
 ) -> Result:
     """Run a federation to its end in containers; the run is copied to `runs_dir` and the containers are removed."""
     began = time.monotonic()

@@ -41,18 +41,9 @@ class Result:
         """From the run's folder."""
         status, reason = end
         last = _last_metric(run_dir)
-        return cls(
-            run=run_dir.name,
-            status=status,
-            rounds=int(last.get("round", 0)),
-            accuracy=last.get("accuracy"),
-            loss=last.get("loss"),
-            rmse=last.get("rmse"),
-            path=str(run_dir),
-            seconds=round(seconds, 2),
-            reason=reason,
-            ledgers=ledgers,
-        )
+        accuracy, loss, rmse = (last.get(name) for name in ("accuracy", "loss", "rmse"))
+        rounds, took = int(last.get("round", 0)), round(seconds, 2)
+        return cls(run_dir.name, status, rounds, accuracy, loss, rmse, str(run_dir), took, reason, ledgers)
 
 
 def follow(

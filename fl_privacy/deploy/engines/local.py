@@ -11,7 +11,11 @@ from fl_privacy.deploy.place import Place
 
 
 def start(workspace: Workspace, app: Path = flower.APP) -> tuple[flower.Control, int]:
-    """Start the federation and submit its run; returns the control API and Flower's id of the run."""
+    """Start the federation and submit its run; returns the control API and Flower's id of the run.
+
+    Start-up is most of a short run's time: the run is submitted as soon as the SuperLink answers, so that the ServerApp
+    loads while the sites do, and waits for them itself.
+    """
     workspace.prepare()
     superlink, ports, fleet = workspace.place("superlink", "superlink"), Ports.free(), workspace.fleet
     address = f"{LOOPBACK}:{ports.superlink}"
@@ -23,15 +27,16 @@ def start(workspace: Workspace, app: Path = flower.APP) -> tuple[flower.Control,
     own = {site.name: list(processes(site, Ports.free())) for site in sites}
     for site in sites:
         workspace.start(site, [process for process in own[site.name] if not process.confined])
-    control = flower.Control(address, superlink.keys.authority_file)
+    bundle, control = flower.build_app(app), flower.Control(address, superlink.keys.authority_file)
     control.wait(fleet.check)
+    workspace.write_server_plan()
+    run = control.start_run({"home": str(workspace.private)}, bundle)
     for site in sites:
         _register(control, site)
         workspace.start(site, [process for process in own[site.name] if process.confined])
     for site in sites:
         fleet.wait_for(f"worker-{site.name}", "listening", START)
-    workspace.write_server_plan()
-    return control, control.start_run({"home": str(workspace.private)}, app)
+    return control, run
 
 
 def _register(control: flower.Control, site: Place) -> None:

@@ -81,11 +81,7 @@ def _write_request(
 
 
 def sign(
-    authority: Authority,
-    files: Sequence[Path],
-    days: int | None = None,
-    out: Path | None = None,
-    replace: bool = False,
+    authority: Authority, files: Sequence[Path], days: int | None = None, out: Path | None = None, replace: bool = False
 ) -> list[dict[str, Any]]:
     """Sign requests: all of them, or none if one is refused. No other party's certificate changes."""
     if days is not None and not 1 <= days <= MAX_DAYS:
@@ -235,9 +231,8 @@ def _install_own(keys: Keyring, signed: requests.Signed, certificate: x509.Certi
     held = [file for file in (keys.key_file, pending) if file.exists()]
     fits = [file for file in held if load_key(file).public_key() == certificate.public_key()]
     if not fits:
-        raise LaunchError(
-            f"{where}: for a key that this kit does not have; make a new request: `fl-privacy pki request`"
-        )
+        fix = "make a new request: `fl-privacy pki request`"
+        raise LaunchError(f"{where}: for a key that this kit does not have; {fix}")
     # A process that reads between these steps sees files that do not belong together, and keeps its old ones.
     if fits[0] == pending:
         pending.replace(keys.key_file)

@@ -128,9 +128,8 @@ def check_own(folder: Folder) -> None:
     """Check that key and certificate exist, belong together and are this kit's: peers would only see a timeout."""
     keys, where = folder.keys, f"kit {folder.path}"
     if not keys.certificate_file.exists():
-        raise LaunchError(
-            f"{where}: has no certificate; run fl-privacy pki request {folder.path} and install the answer"
-        )
+        fix = f"run fl-privacy pki request {folder.path} and install the answer"
+        raise LaunchError(f"{where}: has no certificate; {fix}")
     load_key(keys.key_file)
     if not belong_together(*keys.read()):
         raise LaunchError(f"{where}: key.pem, cert.pem, ca.pem do not belong together; install the signed file again")

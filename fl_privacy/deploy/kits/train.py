@@ -29,10 +29,7 @@ OFTEN = 8.0  # seconds of pause before a restart: the process has exited three t
 
 
 def train(
-    folder: Folder,
-    fresh: bool = False,
-    name: str | None = None,
-    watch: Callable[[Path], None] = lambda run_dir: None,
+    folder: Folder, fresh: bool = False, name: str | None = None, watch: Callable[[Path], None] = lambda run_dir: None
 ) -> Result:
     """Resume the interrupted run, or start one, and follow it to its end."""
     if not folder.role.starts_runs:
@@ -92,7 +89,8 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
         except Unanswered:
             see = f"run fl-privacy preflight {folder.path} to find out why"
             raise LaunchError(f"superlink {folder.kit.superlink}: no answer within {REACH:g} s; {see}") from None
-        end = follow(run_dir, control, control.start_run({"home": str(folder.run)}), check, watch)
+        started = control.start_run({"home": str(folder.run)}, flower.build_app())
+        end = follow(run_dir, control, started, check, watch)
     except KeyboardInterrupt:
         # The ServerApp is stopped together with its executor and cannot log this itself.
         Log("server", run_dir / "logs" / "server.log")("failed", run=run, reason="KeyboardInterrupt: train was stopped")
