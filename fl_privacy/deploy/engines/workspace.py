@@ -124,10 +124,8 @@ class Workspace:
         ServerPlan.of(self.place("server", "server"), self.run_dir, log, invite_every_round).write(self.private)
 
     def clear(self) -> None:
-        """Stop everything, in Flower's order: SuperNodes before the SuperLink."""
+        """Stop everything at once: this SuperLink's record of its nodes ends with the run."""
         try:
-            self.fleet.stop("supernode")
-            self.fleet.stop("superlink")
             self.fleet.stop()
         finally:
             shutil.rmtree(self.sockets, ignore_errors=True)
