@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from fl_privacy.behaviours import BEHAVIOURS, Behaviour
 from fl_privacy.choices import Chosen, Model
@@ -153,6 +153,14 @@ class Federation(Model):
         budgets = shared.pop("epsilon", None)
         grid = budgets if isinstance(budgets, list) and budgets else [budgets]
         return [{"name": f"site-{i}", "epsilon": grid[i % len(grid)], **shared} for i in range(count)]
+
+    @field_validator("rounds_per_message", mode="wrap")
+    @classmethod
+    def _auto_or_number(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError:
+            raise ValueError("use auto or a number from 1 to 100000") from None
 
     @model_validator(mode="before")
     @classmethod
