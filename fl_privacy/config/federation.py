@@ -171,10 +171,8 @@ class Federation(Model):
         sites = values["sites"]
         count = sites.get("count", 0) if isinstance(sites, dict) else sites
         count = count if isinstance(count, int) else len(count) if isinstance(count, list | tuple) else 0
-        filled = dict(values)
-        filled["cohort"] = filled.get("cohort") or count
-        filled["quorum"] = filled.get("quorum") or filled["cohort"]
-        return filled
+        cohort = values.get("cohort") or count
+        return {**values, "cohort": cohort, "quorum": values.get("quorum") or cohort}
 
     @model_validator(mode="after")
     def _check(self) -> Federation:
@@ -236,9 +234,8 @@ class Federation(Model):
     @property
     def rounds_per_ticket(self) -> int:
         """Rounds started by one Flower message."""
-        if self.rounds_per_message == "auto":
-            return self.rounds if self.route.long_tickets else 1
-        return self.rounds_per_message
+        auto = self.rounds if self.route.long_tickets else 1
+        return auto if self.rounds_per_message == "auto" else self.rounds_per_message
 
 
 def schema() -> dict[str, Any]:
