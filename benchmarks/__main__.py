@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: every measure with its limit; 1 if one is missed."""
+"""`python -m benchmarks`: run every benchmark and compare it with its limit; exit code 1 if one misses it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
 
 def main() -> int:
     options = _arguments().parse_args()
-    # Terminated is like interrupted: the processes of a benchmark end with it.
+    # Treat SIGTERM as Ctrl-C: the processes of a benchmark end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     facts, found = machine.facts(), []
     for name in options.only or BENCHMARKS:
@@ -40,8 +40,8 @@ def main() -> int:
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure, and compare with the limits")
-    parser.add_argument("--quick", action="store_true", help="small sizes, compared with no limit and saved nowhere")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure and compare with the limits")
+    parser.add_argument("--quick", action="store_true", help="small sizes; results are neither judged nor saved")
     parser.add_argument(
         "--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help=f"some of: {', '.join(BENCHMARKS)}"
     )

@@ -1,6 +1,6 @@
-"""Speed and memory of the numerical core, as ratios to a memcpy of the same data on the same machine in the same run.
+"""Speed and memory of the numerical core, relative to a memcpy of the same data on the same machine in the same run.
 
-CPU time, not wall time; each repeat times the memcpy and the kernel next to each other, and the median ratio counts.
+Times are CPU times. Each repeat times the memcpy and the kernel back to back; the result is the median ratio.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIB = 2**20
 
 
 def run(quick: bool = False) -> list[Result]:
-    """Every measure with its limit; `quick` uses a smaller model, for a look rather than a verdict."""
+    """Every result with its limit; `quick` uses a smaller model, for which the limits do not hold."""
     columns, repeats = (QUICK_COLUMNS, 3) if quick else (COLUMNS, 7)
     matrix = np.random.default_rng(0).standard_normal((ROWS, columns), dtype=np.float32)
     copy = np.zeros_like(matrix)
@@ -42,7 +42,7 @@ def _shuffles(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: i
     def kernel() -> None:
         parameter.shuffle(matrix, KEY)
 
-    # Memory first: later runs reuse what earlier ones have freed. A small matrix compiles the kernel.
+    # Memory first: later runs reuse what earlier ones freed. A small matrix compiles the kernel.
     parameter.shuffle(matrix[:, :100].copy(), KEY, backend="numba")
     extra = _extra_memory(kernel), _extra_memory(lambda: shuffle.reorder(matrix, range(ROWS)[::-1]))
     naive = _naive_seconds(matrix)
@@ -76,7 +76,7 @@ def _shards(vector: NDArray[np.float32], copy: NDArray[np.float32], repeats: int
     def memcpy() -> None:
         np.copyto(copy, vector)
 
-    # As in a round loop: the memory was touched before, as the memcpy's was.
+    # As in a round loop, the memory has been touched before; so has the memcpy's.
     dealt, joined = np.zeros_like(vector), np.zeros_like(vector)
 
     def both() -> None:
@@ -100,7 +100,7 @@ def _median_seconds(function: Callable[[], object], repeats: int) -> float:
 
 
 def _ratio(function: Callable[[], object], base: Callable[[], object], repeats: int) -> float:
-    """The median ratio of CPU times; the base is timed before and after, since a shared machine's speed drifts."""
+    """The median ratio of CPU times; the base is timed before and after, as the speed of a shared machine drifts."""
     function()
     base()
     ratios = []
@@ -111,7 +111,7 @@ def _ratio(function: Callable[[], object], base: Callable[[], object], repeats: 
 
 
 def _naive_seconds(matrix: NDArray[np.float32], sample: int = 20_000) -> float:
-    """A permutation for every column in a Python loop, on some columns and scaled to all."""
+    """One permutation per column in a Python loop, timed on some columns and scaled to all."""
     rng = np.random.default_rng(0)
     rows, columns = matrix.shape
     started = time.process_time()

@@ -1,4 +1,4 @@
-"""What a result must be read with: the processor, the versions, the day. Nothing that names the machine."""
+"""The context of a result: processor, versions, date. Nothing that identifies the machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The most memory a shuffler holds in rounds of ten sites: the rows themselves, and little else.
+"""Peak memory of a shuffler in rounds of ten sites: the rows themselves, and little else.
 
-Mixing is done by a process of its own that shares the rows. The shuffler's own high-water mark is taken, and both
-together are sampled, shared pages counted once.
+A separate process mixes the rows in shared memory. We read the shuffler's own high-water mark and sample the two
+processes together, counting shared pages once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLE = 0.02
 
 
 def limit(rows: int) -> float:
-    """In MB: the updates and an eighth, and what an interpreter with its libraries takes."""
+    """In MB: the updates plus 15 %, and what an interpreter with its libraries takes."""
     return 1.15 * rows / MEGABYTE + 200
 
 
@@ -55,7 +55,7 @@ def run(quick: bool = False) -> list[Result]:
 
 
 def _shuffle(made: Parties, federation: Federation, model: NDArray[np.float32]) -> tuple[float, float, float]:
-    """Whole rounds at a real shuffler; its peak before and after, and that of it and its mixer together, in MB."""
+    """Whole rounds on a real shuffler: its peak before and after, and that of shuffler and mixer together, in MB."""
     config = made.folder / "federation.yaml"
     config.write_text(federation.to_yaml())
     keys = made.keys("shuffler", "shuffler").folder
@@ -104,7 +104,7 @@ def _peak(pid: int) -> float:
 
 
 def _watch(pid: int, over: threading.Event) -> float:
-    """The largest sum of a process's and its children's share of memory that was seen, in MB."""
+    """The largest sampled memory share of a process and its children together, in MB."""
     most, parent = 0.0, psutil.Process(pid)
     while not over.wait(SAMPLE):
         total = 0

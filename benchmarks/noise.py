@@ -1,4 +1,4 @@
-"""Gaussian noise from a secret key against numpy's default generator, which is not made for secrets."""
+"""Gaussian noise from a secret key against numpy's default generator, which is not cryptographically secure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SAMPLES, QUICK_SAMPLES = 11_200_000, 2**21
 
 
 def run(quick: bool = False) -> list[Result]:
-    """CPU time of a model's worth of samples as a ratio in the same run, and memory beyond the samples themselves."""
+    """CPU time of one model's worth of samples relative to numpy's, and memory beyond the samples themselves."""
     samples, repeats = (QUICK_SAMPLES, 3) if quick else (SAMPLES, 9)
     noise.standard_normal(100, KEY, backend="numba")  # compile
-    out = np.ones(samples, np.float32)  # memory of its own, unlike zeros that were never touched
+    out = np.ones(samples, np.float32)  # allocated memory, unlike zeros that were never touched
     extra = _extra_memory(lambda: noise.standard_normal(samples, KEY, out=out))
     ratio = _ratio(lambda: noise.standard_normal(samples, KEY), lambda: _base(samples), repeats)
     twin = _ratio(lambda: noise.standard_normal(samples, KEY, backend="numpy"), lambda: _base(samples), 3)

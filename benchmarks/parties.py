@@ -1,4 +1,4 @@
-"""Certificates and processes of a benchmark: made for it, and gone with it."""
+"""Temporary certificates and processes for a benchmark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEGABYTE = 10**6
 
 
 class Parties:
-    """A folder with an authority, whatever certificates it is asked for, and the processes that use them."""
+    """A folder with an authority, the certificates it issues on demand, and the processes that use them."""
 
     def __init__(self, folder: Path, federation: str) -> None:
         self.folder = folder
@@ -32,7 +32,7 @@ class Parties:
 
 @contextmanager
 def parties(federation: str) -> Iterator[Parties]:
-    """Whatever happens inside, its processes end and its keys are removed."""
+    """Parties whose processes end and whose keys are removed, whatever happens inside."""
     with tempfile.TemporaryDirectory(prefix="fl-privacy-bench-") as folder:
         made = Parties(Path(folder), federation)
         try:

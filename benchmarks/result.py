@@ -1,4 +1,4 @@
-"""A measure with its limit, and the files and tables that measures end up in."""
+"""A measurement with its limit, and the files and tables that hold the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGNS: dict[Better, str] = {"lower": "<=", "higher": ">="}
 
 @dataclass(frozen=True)
 class Result:
-    """One measure; `better` says which side of the limit is the good one."""
+    """One measurement; `better` says on which side of the limit it should be."""
 
     name: str
     value: float
@@ -45,7 +45,7 @@ class Result:
 
 
 def line(result: Result, judged: bool = True) -> str:
-    """Name, value and unit; with `judged` also the limit and whether the value keeps it."""
+    """Name, value and unit; with `judged` also the limit and whether the value meets it."""
     verdict = f"{result.bound:<10} {result.verdict}" if judged else "not judged"
     return f"{result.name:<40} {result.value:>10.4g} {result.unit:<16} {verdict}"
 
@@ -58,7 +58,7 @@ def save(benchmark: str, results: Sequence[Result], machine: dict[str, str]) -> 
 
 
 def write_readme(benchmarks: Sequence[str]) -> None:
-    """All saved results as one page; benchmarks of one run share a table of machine facts."""
+    """Write all saved results to one page; benchmarks measured on the same machine and day share a table."""
     saved = [json.loads(path.read_text()) for name in benchmarks if (path := FOLDER / f"{name}.json").exists()]
     text = ["# Results", "", "Written by `make bench`; docs/benchmarks.md says what each line means.", ""]
     machines: list[dict[str, str]] = []

@@ -1,7 +1,7 @@
 """Seconds per round of the local engine against stock Flower's FedAvg: same task, model, recipe, partition and machine.
 
 A round lasts from the end of one evaluation to the end of the next, on the server's clock, in both. The first round is
-left out. Training and evaluation are the very same functions, so what differs is the way a round is run.
+left out. Both call the same training and evaluation functions, so only the way a round is run differs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PER_MESSAGE = 20
 WIDE, QUICK_WIDE = (3314, 3314), (331, 331)  # 11.23 M and 0.13 M parameters on 8x8 digits
 TIMEOUT = 600.0
 
-Evaluation = dict[str, Any]  # at least its time and accuracy
+Evaluation = dict[str, Any]  # has at least `time` and `accuracy`
 
 SMALL = Task(partition=Partition(kind="dirichlet", alpha=0.5), train=Training(epochs=5, batch_size=16, lr=0.1))
 # One step of one large batch, so that a round is mostly transport.
@@ -35,7 +35,7 @@ def small(quick: bool = False) -> list[Result]:
     """The quickstart's task at five sites, with one message per round and with one for twenty."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
     once = _federation("small", 2 if quick else 5, SMALL, rounds)
-    # Rounds 2 to 41 are begun by two messages, as with twenty rounds per message.
+    # Two messages start rounds 2 to 41, as with twenty rounds per message.
     per_message = QUICK_ROUNDS if quick else PER_MESSAGE
     many = _federation("small-many", len(once.sites), SMALL, (1 if quick else 2) * per_message + 1, per_message)
     with tempfile.TemporaryDirectory(prefix="fl-privacy-bench-") as folder:
@@ -80,7 +80,7 @@ def _stock(federation: Federation, folder: str) -> list[Evaluation]:
 
 
 def _seconds(evaluations: Sequence[Evaluation]) -> list[float]:
-    """Of every round but the first, from evaluations of round 0 on."""
+    """Seconds of every round but the first, given the times of the evaluations from round 0 on."""
     times = [float(evaluation["time"]) for evaluation in evaluations]
     return [after - before for before, after in pairwise(times[1:])]
 

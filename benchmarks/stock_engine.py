@@ -18,7 +18,7 @@ POLL = 0.5
 
 
 def up(federation: Federation, runs_dir: Path, timeout: float) -> list[dict[str, Any]]:
-    """Run FedAvg on the federation's task to its end; one line per round, with its time."""
+    """Run FedAvg on the federation's task to the end; returns one line per round, with its time."""
     workspace = Workspace(
         federation.model_copy(update={"route": ServerRoute()}), new_run_name(federation), runs_dir, None
     )
@@ -60,7 +60,7 @@ def _start_node(workspace: Workspace, control: flower.Control, address: str, nam
     control.register(flower.node_key(folder / "node.key"), name)
     authority = folder / "ca.pem"
     authority.write_bytes(workspace.keys("site", name).authority_file.read_bytes())
-    # Our nodes know a worker's socket; a stock node knows its partition instead.
+    # Our nodes get a worker's socket; a stock node gets its partition instead.
     *command, _ = flower.supernode(address, authority, folder / "node.key", free_port(), folder)
     command.append(f"partition-id={partition} num-partitions={len(workspace.federation.sites)}")
     workspace.fleet.start(f"supernode-{name}", command, {"FLWR_HOME": str(folder / "flwr")}, confined=True)

@@ -1,8 +1,8 @@
 """One update over mutual TLS: our chunked stream against one ordinary protobuf message, in bytes per CPU second.
 
-CPU time of both ends, user and system: on a busy machine it drifts less than wall time, and it is what a shuffler with
-many sites runs out of. Each way has processes of its own, for the memory that one leaves behind would help the other.
-The two take turns, and the median ratio of neighbours counts.
+We add up the CPU time (user and system) of both ends: on a busy machine it drifts less than wall time, and CPU is what
+a shuffler with many sites runs out of. Each method has its own processes, because memory that one frees would help the
+other. The two take turns; the result is the median ratio of neighbouring uploads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIMEOUT = 60.0
 
 
 class Sender:
-    """A pair of processes that uploads one way, on demand."""
+    """A pair of processes that uploads with one method, on demand."""
 
     def __init__(self, made: Parties, way: str, size: int) -> None:
         script = Path(__file__).with_name("upload_server.py")

@@ -1,4 +1,4 @@
-"""The sending end of the upload benchmark: for every line on standard input one upload, answered by its CPU seconds."""
+"""The sending end of the upload benchmark: one upload per line on standard input, answered with its CPU seconds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def streaming(channel: grpc.Channel) -> Send:
 
 
 def messaging(channel: grpc.Channel) -> Send:
-    """As one ordinary message, its digest as metadata."""
+    """As one ordinary message, with its digest as metadata."""
     call = channel.unary_unary(f"/{SERVICE}/Message", pb.Chunk.SerializeToString, pb.SubmitReply.FromString)
 
     def send(update: NDArray[np.float32]) -> object:

@@ -1,7 +1,7 @@
-"""The receiving end of the upload benchmark: an update comes as a stream or as one message, each to its own process.
+"""The receiving end of the upload benchmark: updates arrive as a stream or as one message, each in its own process.
 
-Both ways it is checked by the same `Receiver` and lands in a new array; only the way there differs. The stream has the
-product's options and memory settings, the message gRPC's own but for the size it may have.
+The same `Receiver` checks both and fills a new array; only the transport differs. The stream uses the product's options
+and memory settings, the message uses gRPC's defaults with a larger size limit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def take_message(message: pb.Chunk, context: Any) -> pb.SubmitReply:
 
 
 async def cpu(request: bytes, context: Any) -> bytes:
-    """Processor seconds of this process so far, user and system."""
+    """CPU seconds of this process so far, user and system."""
     return SECONDS.pack(time.process_time())
 
 

@@ -1,4 +1,4 @@
-"""A toy attack, as another package would bring it: aggregators that collude put their shards together again."""
+"""A toy attack, as another package would provide it: colluding aggregators join their shards."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Joined = dict[tuple[int, str], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Findings:
-    """Updates by round and site, zero where nobody of the colluding parties saw a coordinate."""
+    """Updates by round and site, zero where none of the colluding parties saw a coordinate."""
 
     updates: Joined
 
 
 class JoinedShards:
-    """The masks are public and every aggregator knows whose row is whose, so that nothing has to be guessed."""
+    """The masks are public and every aggregator knows whose row is whose, so there is nothing to guess."""
 
     name = "joined-shards"
     observers = ("aggregator-*",)
@@ -50,7 +50,7 @@ class JoinedShards:
         return Findings(joined)
 
     def score(self, findings: Findings, truth: Truth) -> Scores:
-        """Coordinates that are exactly the site's own; chance: another site's of the same round."""
+        """The share of coordinates that equal the site's own; chance: those of another site in the same round."""
         own, other = [], []
         for (round, name), found in findings.updates.items():
             for site, clean in truth.clean(round).items():

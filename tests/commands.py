@@ -1,4 +1,4 @@
-"""The command line as a user has it."""
+"""Run the command line as a user does."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def cli(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedPro
 
 
 def json_of(done: subprocess.CompletedProcess[str]) -> Any:
-    """The last line of what was printed."""
+    """The last line of the output, parsed."""
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,7 +1,7 @@
-"""Which tests are end-to-end, and in which order files are dealt out.
+"""Which tests are end-to-end, and in which order test files are distributed.
 
-`make test` deals whole files out to several processes, so that what the tests of a file share is started once. Files
-with end-to-end tests go first, for the last one to end decides how long all of them take.
+`make test` distributes whole files over several processes, so that shared fixtures of a file start once. Files with
+end-to-end tests go first, because the last file to finish decides how long the whole suite takes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import pytest
 from hypothesis import settings
 
-# As the launcher sets it for its processes: threads that wait for each other only slow a machine that is busy anyway.
+# As the launcher does for its processes: threads that wait for each other only slow down a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# How long an example takes says more of the other tests that run than of the code.
+# How long an example takes depends more on the other running tests than on the code.
 settings.register_profile("side-by-side", deadline=None)
 settings.load_profile("side-by-side")
 
-# Fixtures that start a federation, a network of machines or containers. Who asks for one is end-to-end; a test that
-# starts a federation itself says so with `@pytest.mark.e2e`.
+# Fixtures that start a federation, a network of machines or containers. A test that uses one is end-to-end; a test
+# that starts a federation itself has `@pytest.mark.e2e`.
 WHOLE = {
     *("audited", "colluded", "demo", "followed", "loot", "machines", "metered", "published", "seen", "unbroken"),
     *("image", "stack", "world"),

@@ -1,4 +1,4 @@
-"""For tests: `python connect_proxy.py HOST PORT`, an HTTP proxy that knows CONNECT alone and prints every target."""
+"""For tests: `python connect_proxy.py HOST PORT`, an HTTP proxy that supports only CONNECT and prints every target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Docker for tests that need one. They run with FL_PRIVACY_CONTAINERS=1, as starting an engine takes minutes."""
+"""Docker for tests that need it. They run only with FL_PRIVACY_CONTAINERS=1: starting an engine takes minutes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCKED_DOWN = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--securit
 
 @cache
 def engine() -> dict[str, str] | str:
-    """The environment that points `docker` at an engine, or why there is none."""
+    """The environment that points `docker` at an engine, or the reason why there is none."""
     if os.environ.get(SWITCH) != "1":
         return f"{SWITCH}=1 is not set"
     script = shlex.quote(str(ROOT / "scripts" / "engine.sh"))

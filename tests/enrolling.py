@@ -1,4 +1,4 @@
-"""For tests: kits of single parties, and the way to a certificate."""
+"""For tests: kits of single parties, and how they get a certificate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_kit(folder: Path, role: str, name: str, federation: str = "test", hosts
 
 
 def join(authority: Authority, kit: Path, **options: Any) -> Path:
-    """The whole way; returns the signed file."""
+    """Request, sign and install a certificate; returns the signed file."""
     [made] = enrol.sign(authority, [enrol.request(kit)[0]], **options)
     enrol.install(kit, Path(made["file"]))
     return Path(made["file"])

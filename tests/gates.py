@@ -1,4 +1,4 @@
-"""For tests of gate and relay: a SuperLink that only echoes, a gate in front of it, callers that send anything."""
+"""For tests of gate and relay: a SuperLink that only echoes, a gate in front of it, and callers that send anything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLEET = "/v1/fleet/pull-messages"
 
 
 class Echo:
-    """Answers with what it got; `seen` holds every request's method, path and headers."""
+    """Answers with what it received; `seen` holds every request's method, path and headers."""
 
     def __init__(self, local: LocalKeys, port: int = 0) -> None:
         self.seen: list[tuple[str, str, dict[str, str]]] = []
@@ -92,7 +92,7 @@ class Echo:
         self.server = Server(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         context = server_context(local.certificate, local.key)
-        # The handshake belongs to the connection's own thread.
+        # Do the handshake in the connection's own thread.
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -106,7 +106,7 @@ class Echo:
 
 
 class Proxy:
-    """An HTTP proxy that knows CONNECT and nothing else; `asked` is what it was asked for."""
+    """An HTTP proxy that supports only CONNECT; `asked` lists the targets requested."""
 
     def __init__(self, reply: bytes = b"HTTP/1.1 200 Connection established\r\nVia: test\r\n\r\n") -> None:
         self.asked: list[str] = []
@@ -169,7 +169,7 @@ class Background:
         self._serving: list[Future[None]] = []
 
     def serve(self, handle: listener.Handle, log: Log) -> str:
-        """Accept connections on a free port; returns the address."""
+        """Accept connections on a free port; returns its address."""
         listening = listener.listen("127.0.0.1", 0)
         address = show(*listening.getsockname())
         self._serving.append(asyncio.run_coroutine_threadsafe(listener.accept(listening, handle, log), self._loop))
@@ -185,7 +185,7 @@ class Background:
 
 @dataclass
 class Front:
-    """A gate process in front of an echo, or of a real SuperLink."""
+    """A gate process in front of an echo or a real SuperLink."""
 
     keys: Keys
     fleet: Fleet
@@ -218,7 +218,7 @@ def dial(address: str, authority: Path, keys: Keyring | None) -> ssl.SSLSocket:
 
 
 def rest(sock: ssl.SSLSocket) -> bytes:
-    """All that still comes; a reset is an end too."""
+    """Everything that still arrives; a reset also counts as the end."""
     data = b""
     try:
         while more := sock.recv(1 << 16):
@@ -263,7 +263,7 @@ def drip(sock: ssl.SSLSocket, data: bytes, pause: float) -> None:
 
 
 def wait_closed(sock: ssl.SSLSocket, seconds: float) -> bool:
-    """Whether the other side ends the connection in this time."""
+    """Whether the other side closes the connection within `timeout`."""
     sock.settimeout(seconds)
     began = time.monotonic()
     try:

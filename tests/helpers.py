@@ -1,4 +1,4 @@
-"""For tests: a throw-away PKI, real middleware processes, and a channel for every party."""
+"""For tests: a throwaway PKI, real middleware processes, and a channel for every party."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CALL = 20.0
 
 @dataclass
 class Keys:
-    """Certificates of one authority, made when they are first asked for."""
+    """Certificates of one authority, issued on first use."""
 
     folder: Path
     federation: str = "test"
@@ -58,7 +58,7 @@ class Keys:
         return Keyring(folder)
 
     def expired(self, role: str, name: str) -> Keyring:
-        """A certificate whose time ended yesterday."""
+        """A certificate that expired yesterday."""
         with mock.patch.object(pki, "LEAF_DAYS", -1), mock.patch.object(pki, "_SKEW", dt.timedelta(days=9)):
             return self.authority.issue(
                 Identity(self.federation, role, name), self.folder / f"expired-{next(self._numbers)}", HOSTS
@@ -83,7 +83,7 @@ class Party:
 
 @dataclass
 class Deployment:
-    """A running middleware process with all that its callers need."""
+    """A running middleware process with everything its callers need."""
 
     fleet: Fleet
     name: str
@@ -139,7 +139,7 @@ def deploy(
 
 
 def kill(deployment: Deployment) -> None:
-    """SIGKILL: no chance to tidy up."""
+    """SIGKILL: no chance to clean up."""
     deployment.close_channels()
     child = deployment.fleet.children.pop(deployment.name)
     child.signal(signal.SIGKILL)
@@ -150,18 +150,18 @@ _attempts = itertools.count(1)
 
 
 def attempt_name() -> str:
-    """A name that no attempt had before."""
+    """A unique name for an attempt."""
     return hashlib.sha256(b"%d" % next(_attempts)).hexdigest()
 
 
 def round_header(run: str, round: int, length: int, /, **changes: Any) -> pb.RoundHeader:
-    """A round of three that ends soon."""
+    """A round of three sites with a short deadline."""
     fields = {"attempt": attempt_name(), "cohort": 3, "quorum": 3, "deadline": 20.0, "layout": LAYOUT}
     return pb.RoundHeader(run=run, round=round, length=length, **{"parameters": length, **fields, **changes})
 
 
 def open_round(stub: Any, header: pb.RoundHeader, model: Array | None = None) -> pb.RoundHeader:
-    """Open it; to a shuffler with a model, of zeros if none is given."""
+    """Open a round; at a shuffler with a model, of zeros if none is given."""
     if header.length and model is None:
         model = np.zeros(header.length, np.float32)
     if model is not None:
@@ -171,7 +171,7 @@ def open_round(stub: Any, header: pb.RoundHeader, model: Array | None = None) ->
 
 
 def vector_header(round: pb.RoundHeader, update: Array, /, **changes: Any) -> pb.VectorHeader:
-    """What an honest site says of its update, but for `changes`."""
+    """The header that an honest site sends with its update, except for `changes`."""
     fields = {
         "run": round.run,
         "round": round.round,
@@ -186,7 +186,7 @@ def vector_header(round: pb.RoundHeader, update: Array, /, **changes: Any) -> pb
 
 
 def send(stub: Any, header: pb.VectorHeader, update: Array) -> pb.SubmitReply:
-    """Submit an update under whatever header."""
+    """Submit an update with any header."""
     return stub.submit(chunks(pb.Chunk(vector=header), [update]), timeout=CALL)
 
 
@@ -200,7 +200,7 @@ def collect(stub: Any, round: pb.RoundHeader, timeout: float = CALL) -> client.R
 
 
 class Hanging:
-    """A Submit stream that sends what it is told, when it is told, and otherwise hangs."""
+    """A Submit stream that sends parts on demand and otherwise hangs."""
 
     def __init__(self, stub: Any, *parts: Any) -> None:
         self._parts: list[Any] = list(parts)
@@ -243,20 +243,20 @@ def status(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
 
 @contextmanager
 def refused(code: str) -> Iterator[None]:
-    """The block raises a ProtocolError of this code."""
+    """Assert that the block raises a ProtocolError with this code."""
     with pytest.raises(ProtocolError) as caught:
         yield
     assert caught.value.code == code, f"{caught.value.code}: {caught.value}"
 
 
 def columns(matrix: Array) -> Array:
-    """A matrix as the multiset of every column: what is left of it when every column has been shuffled."""
+    """The multiset of each column of a matrix: what remains after every column has been shuffled."""
     return np.sort(matrix, axis=0)
 
 
 def eventually(holds: Callable[[], bool], timeout: float = 5.0) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
     until = time.monotonic() + timeout
     while not holds():
-        assert time.monotonic() < until, "did not come true in time"
+        assert time.monotonic() < until, "the condition did not hold in time"
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""For tests of start kits: a federation with addresses, a kit edited as its owner would, what preflight says of it."""
+"""For tests of start kits: a federation with addresses, kits edited as their owner would, preflight's findings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def federation(sites: int = 3, port: int = 9, **changes: Any) -> Federation:
 
 
 def signed_site(folder: Path, authority: Authority) -> Path:
-    """A site's kit that is in order, but for peers that are not up."""
+    """A valid kit of a site; only its peers are not running."""
     provision(federation(), folder / "kits", authority, sign=True, choices=Choices(metrics=None))
     return folder / "kits" / "site-0"
 
@@ -46,7 +46,7 @@ def change(kit: Path, **values: Any) -> None:
 
 
 def failures(kit: Path, reach: bool = False) -> dict[str, str]:
-    """The failed checks and what they say; each has a fix."""
+    """The failed checks and their details; each has a fix."""
     found = [check for check in of_kit.run(Folder.open(kit), reach) if not check.ok]
     assert all(check.fix for check in found)
     return {check.name: check.detail for check in found}

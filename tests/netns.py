@@ -1,4 +1,4 @@
-"""For tests: machines made of network namespaces, with own addresses, on wires that can be cut."""
+"""For tests: machines made of network namespaces, with their own addresses and cables that can be cut."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ class Host:
         return self.run(sys.executable, "-c", code, *arguments)
 
     def start(self, *arguments: str | Path, output: IO[bytes] | int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        """A process that goes on; the network ends it at the latest."""
+        """Start a process in the background; it ends at the latest with the network."""
         return subprocess.Popen(
             self.command(*arguments), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
 
     def listening(self) -> list[str]:
-        """Where TCP connections are taken, as host:port."""
+        """Addresses that accept TCP connections, as host:port."""
         lines = self.run(_program("ss"), "-H", "-l", "-t", "-n").stdout.splitlines()
         return [line.split()[3] for line in lines]
 
     def close_to_the_outside(self) -> bool:
-        """A firewall that lets nothing in but answers; False where this machine has none."""
+        """Add a firewall that lets in only replies; False if this machine has none."""
         if shutil.which("iptables", path=PATH) is None:
             return False
         rules = (
@@ -78,10 +78,10 @@ class Host:
         return all(self.run(_program("iptables"), *rule).returncode == 0 for rule in rules)
 
     def cut(self) -> None:
-        """Pull its cables."""
+        """Unplug its cables."""
         self._set("down")
 
-    def mend(self) -> None:
+    def plug_in(self) -> None:
         self._set("up")
 
     def _set(self, state: str) -> None:
@@ -95,7 +95,7 @@ class Host:
 
 @dataclass
 class Network:
-    """Bridges in namespaces of their own, and the hosts on them."""
+    """Bridges in their own namespaces, and the hosts on them."""
 
     prefix: str
     hosts: dict[str, Host] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Network:
     _made: list[str] = field(default_factory=list)
 
     def host(self, name: str, **addresses: str) -> Host:
-        """A machine with one card for each bridge it is on; its first address is the one it is known by."""
+        """A machine with one network card per bridge; peers know it by its first address."""
         made = Host(name, self._namespace(name), next(iter(addresses.values())))
         for number, (bridge, address) in enumerate(addresses.items()):
             switch, wire, card = self._bridge(bridge), f"w{len(self._made)}-{number}", f"eth{number}"
@@ -116,7 +116,7 @@ class Network:
         return made
 
     def names(self, host: Host, known: dict[str, str]) -> None:
-        """The host's /etc/hosts; nobody answers its other questions."""
+        """Write the host's /etc/hosts; there is no other name service."""
         folder = ETC / host.namespace
         folder.mkdir(parents=True, exist_ok=True)
         lines = {"localhost": "127.0.0.1", **known}
@@ -138,7 +138,7 @@ class Network:
         return namespace
 
     def remove(self) -> None:
-        """End what still runs on its hosts, and the hosts."""
+        """End the processes on its hosts, and remove the hosts."""
         for host in self.hosts.values():
             _end(host)
         for namespace in reversed(self._made):
@@ -146,7 +146,7 @@ class Network:
 
 
 def _end(host: Host) -> None:
-    """All processes of a host: gently, then for certain."""
+    """End all processes of a host: SIGTERM, then SIGKILL."""
     until = time.monotonic() + GRACE
     asked: set[int] = set()
     while pids := host.pids:
@@ -168,7 +168,7 @@ def _delete(namespace: str) -> None:
 
 
 def _remove_old() -> None:
-    """Namespaces of test runs that were killed."""
+    """Remove the namespaces of test runs that were killed."""
     for line in _ip("netns", "list").splitlines():
         owner = line.split("-")[0].removeprefix(PREFIX)
         if line.startswith(PREFIX) and owner.isdecimal() and not Path("/proc", owner).exists():
@@ -179,9 +179,9 @@ def _remove_old() -> None:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """A network that is gone afterwards, whatever happens; the test is skipped where there can be none."""
+    """A network that is always removed afterwards; skips the test where none can be created."""
     if os.geteuid() != 0:
-        pytest.skip("network namespaces: only root can make them")
+        pytest.skip("network namespaces: only root can create them")
     for name in ("ip", "ss"):
         _program(name)
     try:
@@ -210,7 +210,7 @@ def connects(host: Host, address: str, port: int) -> bool:
 
 
 def quiet(command: Sequence[str], **options: Any) -> None:
-    """Run a command of the system's that must work."""
+    """Run a system command that must succeed."""
     subprocess.run([_program(command[0]), *command[1:]], check=True, capture_output=True, **options)
 
 

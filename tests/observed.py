@@ -1,4 +1,4 @@
-"""What an operator reads: a scrape, and an event file with those it was rotated to."""
+"""What an operator reads: a scrape, and an event file with its rotated files."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def values(text: str) -> dict[str, float]:
 
 
 def kept(path: Path) -> list[dict[str, Any]]:
-    """All events of a file and of those it was rotated to, oldest first."""
+    """All events of a file and its rotated files, oldest first."""
     files = [*sorted(path.parent.glob(f"{path.name}.[0-9]*"), key=lambda p: -int(p.suffix[1:])), path]
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]

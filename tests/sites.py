@@ -1,4 +1,4 @@
-"""For tests: a site that trains nothing, so that what leaves it can be looked at without a federation."""
+"""For tests: a site that trains nothing, so that its output can be inspected without a federation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Train = Callable[[Any], np.ndarray]
 
 
 class Work:
-    """A workload whose training is `train`, which gets the private training or None."""
+    """A workload that trains by calling `train` with the private training or None."""
 
     layout = Layout((Entry("w", (PARAMETERS,)),))
 
@@ -40,7 +40,7 @@ class Work:
 
 
 class Idle:
-    """The site, and how its next update is made."""
+    """The site, and a way to make its next update."""
 
     def __init__(self, federation: Federation, name: str, state: Path, records: int = 288) -> None:
         state.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The Privacy Inference Attack: its parts on planted cases, and the whole of it on recorded runs."""
+"""The Privacy Inference Attack: its parts on planted cases, and the whole attack on recorded runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAPER = Path(__file__).parent.parent / "configs" / "papers" / "intrashuffler.yam
 def low_rank(
     count: int, size: int = 2000, rank: int = 4, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Clean updates near few directions, and the directions."""
+    """Clean updates near a few directions, and those directions."""
     rng = np.random.default_rng(seed)
     directions = np.linalg.qr(np.random.default_rng(99).normal(size=(size, rank)))[0]
     weights = rng.normal(size=(count, rank)) * np.array([3.0, 2.0, 1.5, 1.0])[:rank]
@@ -76,7 +76,7 @@ def test_links_go_to_other_rounds_within_the_window() -> None:
     assert linkage.nearest(features, rounds).tolist() == [3, 3, 1, 1, -1]
 
 
-def test_a_known_site_is_noticed_where_rows_are_whole_and_not_where_they_are_mixed() -> None:
+def test_a_known_site_is_detected_in_whole_rows_but_not_in_mixed_ones() -> None:
     rng = np.random.default_rng(0)
     sites = linkage.unit(rng.normal(size=(12, 60)))
     invited, rows, shuffled_rows = [], [], []
@@ -110,7 +110,7 @@ def test_whole_rows_are_recognised_and_mixed_ones_are_not() -> None:
     assert not unmixing.whole(found)
 
 
-def test_values_are_put_together_again_where_nothing_but_the_shuffle_hides_them() -> None:
+def test_values_that_only_the_shuffle_hides_are_reassembled() -> None:
     """Two sites, no noise, templates near the truth: a parameter shuffle alone is no protection."""
     rng = np.random.default_rng(3)
     aux, _ = low_rank(200)
@@ -127,7 +127,7 @@ def test_values_are_put_together_again_where_nothing_but_the_shuffle_hides_them(
 def test_a_merged_bucket_is_unmixed_by_its_variances_and_a_levelled_one_is_not(
     others: int, fraction: float, cosine: float
 ) -> None:
-    """The smallest value is the site of epsilon 8 among ones of 0.5: the figures are those of exact Gaussians."""
+    """The smallest value is that of the site with epsilon 8 among sites with 0.5; expected figures: exact Gaussians."""
     size, keys = 100_000, iter(range(100))
     budgets = [8.0] + [0.5] * others
 
@@ -158,14 +158,14 @@ Shuffle = Callable[[NDArray[np.float32], bytes], None]
 
 
 def traced(sent: NDArray[np.float32], shuffle: Shuffle, key: bytes) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
-    """What a shuffle makes of these updates, and where every value is from."""
+    """These updates after a shuffle, and the source of every value."""
     rows, numbers = sent.copy(), as_received(sent).astype(np.float32)
     shuffle(rows, key)
     shuffle(numbers, key)
     return rows, numbers.astype(np.int16)
 
 
-def test_the_truth_traces_every_value_also_where_all_are_equal_and_noise_was_topped_up() -> None:
+def test_the_truth_traces_every_value_even_among_equal_ones_and_with_topped_up_noise() -> None:
     sent = np.random.default_rng(0).normal(size=(5, 500)).astype(np.float32)
     sent[:, :100] = 0
     tops = (TopUp(2.0, b"t" * 32), TopUp(0.0, b"u" * 32))
@@ -176,7 +176,7 @@ def test_the_truth_traces_every_value_also_where_all_are_equal_and_noise_was_top
     sources, topped = mixed(Job.from_json(job.to_json()), sent)
     assert np.array_equal(np.take_along_axis(topped, sources.astype(np.int64), axis=0), rows)
     assert set(np.unique(sources[:2])) == {0, 3}
-    assert 0.3 < (sources[2:, :100] == np.array([[1], [2], [4]])).mean() < 0.37  # ties are in no order
+    assert 0.3 < (sources[2:, :100] == np.array([[1], [2], [4]])).mean() < 0.37  # ties are broken at random
 
 
 # The whole attack on recorded runs
@@ -184,7 +184,7 @@ def test_the_truth_traces_every_value_also_where_all_are_equal_and_noise_was_top
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The paper's matrix at its reduced size: run, attacked and kept, by the command that a user gives."""
+    """The paper's matrix at its reduced size: run, attacked and kept, with the user's command."""
     folder = tmp_path_factory.mktemp("audit")
     said = json_of(cli("audit", PAPER, "--reduced", "--out", folder, "--keep-runs", "--json", timeout=280))
     assert said["failures"] == []
@@ -199,7 +199,7 @@ def measures(audited: Path, cell: str) -> dict[str, dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def run_dir(audited: Path) -> Path:
-    """The transcript of the run that nothing protects."""
+    """The transcript of the unprotected run."""
     return next((audited / "runs").glob("no-defence*/*/manifest.json")).parent
 
 
@@ -208,7 +208,7 @@ def knowledge(run_dir: Path) -> Knowledge:
     return knowledge_of(Federation.model_validate(open_run(run_dir).manifest["config"]), None, {"auxiliary"})
 
 
-# How far above chance each is, at the least, where nothing protects the updates.
+# How far above chance each measure must be when nothing protects the updates.
 BEATEN = {
     "cossim": 0.5,
     "surrogate_accuracy": 0.2,
@@ -222,23 +222,23 @@ BEATEN = {
 }
 
 
-def test_every_measure_beats_chance_where_nothing_protects(audited: Path) -> None:
+def test_every_measure_beats_chance_without_protection(audited: Path) -> None:
     found = measures(audited, "no-defence")
     beaten = {name: found[name]["value"] - found[name]["chance"] for name in BEATEN}
     assert all(beaten[name] > least for name, least in BEATEN.items()), beaten
 
 
-def test_intrashuffler_with_noise_leaves_little_of_single_sites(audited: Path) -> None:
+def test_intrashuffler_with_noise_reveals_little_about_single_sites(audited: Path) -> None:
     found = measures(audited, "intra")
     for name in ("surrogate_accuracy", "reassigned", "ari"):
         assert abs(found[name]["value"] - found[name]["chance"]) < 0.12, name
-    # Four sites have the same label, so that it alone links an update of one in four.
+    # Four sites have the same label, so the label alone links one update in four.
     assert found["linkage"]["value"] < 0.3 < 0.7 < measures(audited, "no-defence")["linkage"]["value"]
     assert found["cossim"]["value"] < 0.4 * measures(audited, "no-defence")["cossim"]["value"]
 
 
 def planted(run_dir: Path, shuffle: Shuffle, by_label: bool) -> tuple[list[Observation], Known]:
-    """The rows of the unprotected run after a shuffle of ours, of all or within each label; and the truth of it."""
+    """The rows of the unprotected run after our own shuffle, of all rows or within each label; and its truth."""
     run = open_run(run_dir)
     seen, after, rounds = observe(run.view("server")), [], []
     truth = Truth(run)
@@ -253,7 +253,7 @@ def planted(run_dir: Path, shuffle: Shuffle, by_label: bool) -> tuple[list[Obser
     return after, Known(truth.federation, rounds, truth.labels, truth.groups)
 
 
-def test_a_planted_weak_shuffle_is_seen_through(run_dir: Path, knowledge: Knowledge) -> None:
+def test_a_planted_weak_shuffle_is_broken(run_dir: Path, knowledge: Knowledge) -> None:
     """One permutation for all coordinates: rows stay whole, in another order, and nothing is protected."""
     seen, truth = planted(run_dir, model.shuffle, by_label=True)
     found = judge(examine(seen, knowledge), truth).measures
@@ -270,7 +270,7 @@ def test_rows_mixed_from_the_whole_cohort_link_to_nobody(run_dir: Path, knowledg
 
 
 def test_buckets_of_two_hide_little_and_their_sums_nothing(audited: Path, run_dir: Path, knowledge: Knowledge) -> None:
-    """Four sites share a label, two of them in a round: what is mixed is still like them."""
+    """Four sites share a label and two of them are in a round: mixed rows still resemble them."""
     seen, truth = planted(run_dir, parameter.shuffle, by_label=True)
     found = judge(examine(seen, knowledge), truth).measures
     before = measures(audited, "no-defence")
@@ -298,7 +298,7 @@ def test_the_report_has_our_number_and_the_papers(audited: Path) -> None:
 # Bad input
 
 
-def test_what_cannot_be_attacked_says_why(run_dir: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_attacked_is_refused_with_the_reason(run_dir: Path, tmp_path: Path) -> None:
     for words, reason in (
         ((run_dir, "no-such-attack"), "'no-such-attack' is unknown; use one of privacy-inference"),
         ((tmp_path, "privacy-inference"), "no run here"),
@@ -318,19 +318,20 @@ def test_a_run_without_truth_is_refused(run_dir: Path) -> None:
         Truth(closed)
 
 
-def test_data_that_nobody_else_has_are_named() -> None:
+def test_a_data_set_without_auxiliary_data_is_refused_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FL_PRIVACY_DATA", raising=False)
     task = yaml.safe_load("{dataset: heart-disease, model: mlp, partition: {kind: by-site}}")
     federation = Federation.model_validate({"sites": 4, "task": task})
     with pytest.raises(Exception, match="auxiliary data"):
         _ = knowledge_of(federation, None, {"auxiliary"}).auxiliary
 
 
-def test_an_attack_that_declares_no_need_of_auxiliary_data_gets_none() -> None:
+def test_an_attack_that_does_not_declare_auxiliary_data_gets_none() -> None:
     with pytest.raises(FederationError, match="add 'auxiliary' to its needs"):
         _ = knowledge_of(Federation.model_validate({"sites": 4}), None, frozenset()).auxiliary
 
 
-def test_data_sets_give_the_attacker_s_facts_themselves() -> None:
+def test_each_data_set_provides_its_own_attacker_facts() -> None:
     digits = Federation.model_validate({"sites": 4})
     assert facts_of("digits").groups(digits).tolist() == [0, 1, 2, 3]
     assert facts_of("digits").auxiliary(digits, None, 3).labels.shape == (96,)
@@ -341,7 +342,7 @@ def test_data_sets_give_the_attacker_s_facts_themselves() -> None:
     assert not [path for path in root.rglob("*.py") if "lcl" in path.read_text().lower()]
 
 
-def test_the_denoiser_reads_noise_by_label() -> None:
+def test_the_denoiser_estimates_noise_per_label() -> None:
     aux, _ = low_rank(100)
     rows = np.random.default_rng(0).normal(size=(4, 2000)).astype(np.float32)
     rows[2:] *= 3

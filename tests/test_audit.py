@@ -1,4 +1,4 @@
-"""Audits: a matrix is checked before it runs, continues where it ended, and reports our numbers beside the paper's."""
+"""Audits: a matrix is checked before it runs, resumes where it stopped, and reports our numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def written(folder: Path, **changes: Any) -> Path:
 
 
 def replay(run_dir: Path, names: tuple[str, ...], data_dir: Path | None, seeds: int) -> dict[str, Any]:
-    """An attack whose success is the number of the run's seed, in tenths."""
+    """An attack whose success is the run's seed divided by ten."""
     seed = json.loads((run_dir / "seed.json").read_text())
     measure = {"value": seed / 10, "chance": 0.05, "groups": {"epsilon>4": seed / 5, "epsilon<=4": float("nan")}}
     curves = {"cosine": {"x": [1, 8], "y": [0.1, 0.2]}, "other": "of no form we know"}
@@ -77,7 +77,7 @@ def replay(run_dir: Path, names: tuple[str, ...], data_dir: Path | None, seeds: 
 
 
 class Guess:
-    """An attack that `replay` above stands in for."""
+    """The attack that `replay` above replaces."""
 
     name, observers = "guess", ("server",)
     needs: frozenset[Need] = frozenset()
@@ -90,7 +90,7 @@ class Guess:
 
 
 class Engine:
-    """Stands in for `up`: notes what was run, and fails or is interrupted when told so."""
+    """Stands in for `up`: records what was run, and fails or is interrupted on request."""
 
     def __init__(self) -> None:
         self.ran: list[tuple[str, int]] = []
@@ -130,7 +130,7 @@ ALL = [("server", 1), ("shuffler", 1), ("server", 2), ("shuffler", 2)]
 # The matrix
 
 
-def test_a_cell_changes_the_base_and_a_new_kind_leaves_nothing_of_the_old() -> None:
+def test_a_cell_overrides_the_base_and_a_new_kind_replaces_all_of_the_old_one() -> None:
     base = {"route": {"kind": "shuffler", "level": "layer"}, "task": {"train": {"epochs": 1, "lr": 0.1}}, "rounds": 3}
     cell = {"route": {"kind": "server"}, "task": {"train": {"epochs": 2}}}
     assert merged(base, cell) == {"route": {"kind": "server"}, "task": {"train": {"epochs": 2, "lr": 0.1}}, "rounds": 3}
@@ -143,13 +143,13 @@ def test_every_cell_has_its_first_seed_before_any_has_its_second(tmp_path: Path)
     assert all(job.federation.audit and job.federation.seed == job.seed for job in jobs)
 
 
-def test_the_reduction_goes_before_every_cell(tmp_path: Path) -> None:
+def test_the_reduction_applies_before_every_cell(tmp_path: Path) -> None:
     found = load(written(tmp_path), reduced=True)
     assert [(job.label, job.federation.rounds) for job in found.jobs] == [("mixed-seed-1", 2)]
     assert found.name == "tiny-reduced"
 
 
-def test_a_cell_may_have_attacks_and_seeds_of_its_own(tmp_path: Path) -> None:
+def test_a_cell_may_have_its_own_attacks_and_seeds(tmp_path: Path) -> None:
     found = load(written(tmp_path, cells={"plain": {"attacks": [], "seeds": [9]}, "mixed": {}}))
     assert [(job.seed, job.attacks) for job in found.jobs] == [(9, ()), (1, ("guess",)), (2, ("guess",))]
 
@@ -188,7 +188,7 @@ def test_a_problem_names_the_field_and_the_fix_and_nothing_runs(
     assert engine.ran == []
 
 
-def test_an_unknown_attack_is_told_before_anything_runs(
+def test_an_unknown_attack_is_reported_before_anything_runs(
     tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert audit(written(tmp_path, attacks=["guesses"]), "--out", tmp_path / "out") == 2
@@ -201,7 +201,7 @@ def test_reduced_needs_a_reduction(tmp_path: Path) -> None:
         load(written(tmp_path, reduced=None), reduced=True)
 
 
-def test_missing_data_are_told_before_anything_runs(tmp_path: Path, engine: Engine) -> None:
+def test_missing_data_are_reported_before_anything_runs(tmp_path: Path, engine: Engine) -> None:
     cells = {"a": {}, "b": {"task": {"dataset": "mnist"}}}
     assert audit(written(tmp_path, cells=cells, tables=[], reduced=None), "--data-dir", tmp_path) == 2
     assert engine.ran == []
@@ -209,8 +209,8 @@ def test_missing_data_are_told_before_anything_runs(tmp_path: Path, engine: Engi
 
 @pytest.mark.parametrize("path", MATRICES, ids=[path.stem for path in MATRICES])
 @pytest.mark.parametrize("reduced", [False, True])
-def test_the_shipped_matrices_are_sound(path: Path, reduced: bool, tmp_path: Path) -> None:
-    """Each cell is valid, under the other way to privatise too, and each measure of a table is explained."""
+def test_the_shipped_matrices_are_valid(path: Path, reduced: bool, tmp_path: Path) -> None:
+    """Each cell is valid, also with the other `privatise`, and each measure of a table is explained."""
     switched = tmp_path / path.name
     switched.write_text(path.read_text().replace("kind: dpsgd", "kind: ldp"))
     matrix = load(switched, reduced).matrix
@@ -218,7 +218,7 @@ def test_the_shipped_matrices_are_sound(path: Path, reduced: bool, tmp_path: Pat
     assert {place.measure for place in places} <= matrix.measures.keys()
 
 
-# The ten federations of the baselines: budgets, noise, route and weights of each defence.
+# The ten baseline federations: budgets, noise, route and weights of each defence.
 BUDGETS = {"count": 10, "epsilon": [0.5, 1, 2, 4, 8]}
 DPSGD = {"kind": "dpsgd", "clip": 1.0, "delta": 1e-5}
 BUCKETS = {"n_min": 2, "buckets": "published"}
@@ -263,7 +263,7 @@ def test_everything_is_run_once_and_the_report_has_both_numbers(tmp_path: Path, 
     assert audit(written(tmp_path), "--out", out) == 0
     assert engine.ran == ALL
     report = (out / "report.md").read_text()
-    # 0.1 and 0.2: t of one degree of freedom is 12.706, the standard error 0.05.
+    # 0.1 and 0.2: Student's t with one degree of freedom is 12.706, the standard error 0.05.
     for text in ("**0.150 ± 0.635**", "0.420 ± 0.020", "≈ 1/n", "0.050", "DenseNet is out of scope", "how much leaks"):
         assert text in report
     results = json.loads((out / "results.json").read_text())
@@ -292,7 +292,7 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path: Path, engine: Engine)
     assert engine.ran[6:] == [("server", 2)]
 
 
-def test_another_version_of_the_attacks_measures_anew(
+def test_another_version_of_the_attacks_measures_again(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = load(written(tmp_path)).jobs[0]
@@ -309,7 +309,7 @@ def test_cells_with_the_same_federation_share_their_runs(tmp_path: Path, engine:
     assert cell["measures"]["guess/leak"]["n"] == 2
 
 
-def test_a_failure_is_recorded_and_the_others_go_on(
+def test_a_failure_is_recorded_and_the_other_cells_still_run(
     tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def trouble(federation: Federation) -> None:
@@ -333,7 +333,7 @@ def test_a_failure_is_recorded_and_the_others_go_on(
     assert engine.ran[2:] == [ALL[0], ALL[2]]
 
 
-def test_an_interruption_keeps_what_is_done_and_nothing_half(
+def test_an_interruption_keeps_finished_cells_and_no_partial_ones(
     tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def trouble(federation: Federation) -> None:
@@ -352,7 +352,7 @@ def test_an_interruption_keeps_what_is_done_and_nothing_half(
     assert engine.ran == ALL
 
 
-def test_runs_are_kept_when_asked_for(tmp_path: Path, engine: Engine) -> None:
+def test_runs_are_kept_on_request(tmp_path: Path, engine: Engine) -> None:
     assert audit(written(tmp_path), "--out", tmp_path / "out", "--keep-runs", "--reduced") == 0
     assert (tmp_path / "out" / "runs" / "mixed-seed-1" / "run").is_dir()
     assert "one seed, so without" in (tmp_path / "out" / "report.md").read_text()
@@ -364,7 +364,9 @@ def test_a_second_audit_in_the_same_folder_is_refused(tmp_path: Path, engine: En
     assert engine.ran == []
 
 
-def test_a_measure_that_no_run_has_is_told(tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measure_that_no_run_has_is_reported(
+    tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [{"title": "Plain", "cell": "plain", "measure": ["leek", "leak"], "group": [None, "epsilon>9"]}]
     assert audit(written(tmp_path, **with_table(rows=rows)), "--out", tmp_path / "out") == 0
     printed = capsys.readouterr().out
@@ -375,8 +377,8 @@ def test_a_measure_that_no_run_has_is_told(tmp_path: Path, engine: Engine, capsy
 # Numbers
 
 
-def test_intervals_are_students() -> None:
-    """Quantiles of Student's t from the tables: 4.303 for two degrees of freedom, 2.776 for four."""
+def test_intervals_use_student_s_t() -> None:
+    """Quantiles of Student's t from tables: 4.303 for two degrees of freedom, 2.776 for four."""
     mean, half = mean_interval([1.0, 2.0, 3.0])
     assert (mean, half) == (2.0, pytest.approx(4.3027 / math.sqrt(3), rel=1e-4))
     assert mean_interval([1.0, 2.0, 3.0, 4.0, 5.0])[1] == pytest.approx(2.7764 * math.sqrt(2.5 / 5), rel=1e-4)
@@ -385,7 +387,7 @@ def test_intervals_are_students() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=6), st.floats(-10, 10))
-def test_an_interval_moves_with_its_values(values: list[float], step: float) -> None:
+def test_an_interval_shifts_with_its_values(values: list[float], step: float) -> None:
     mean, half = mean_interval(values)
     moved, same = mean_interval([value + step for value in values])
     assert half is not None

@@ -1,4 +1,4 @@
-"""Under `audit: true`, parties that outlive a run record every run apart from the others."""
+"""Under `audit: true`, parties that outlive a run record every run separately."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kits import HERE
 UP = 180.0
 
 
-def test_a_shuffler_records_each_run_in_a_view_of_its_own(tmp_path: Path) -> None:
+def test_a_shuffler_records_each_run_in_its_own_view(tmp_path: Path) -> None:
     made = Federation.model_validate({"name": "test", "sites": 3, "audit": True})
     views = tmp_path / "views" / "{run}"
     shuffler = deploy(tmp_path, Keys(tmp_path / "keys"), made, "shuffler", options=("--view", str(views)))
@@ -74,7 +74,7 @@ def serving(kit: Path) -> Iterator[None]:
 
 
 def collected(run: Path, kits: Path) -> None:
-    """What docs/deploying.md says: each party's record of the run goes to its place in the run's folder."""
+    """As docs/deploying.md says: each party's record goes to its place in the run's folder."""
     for kit in kits.iterdir():
         role = ROLES[Folder.open(kit).kit.role]
         if role.records and not role.starts_runs:

@@ -1,4 +1,4 @@
-"""`fl-privacy site start | stop | status`: what it says of a site is true, and nothing half-started is left."""
+"""`fl-privacy site start | stop | status`: what it reports is true, and nothing half-started is left behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def site(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """In place of `fl-privacy serve`, what the test says."""
+    """Run the test's own code instead of `fl-privacy serve`."""
     processes: list[subprocess.Popen[bytes]] = []
     yield processes
     for process in processes:
@@ -70,7 +70,7 @@ def instead(code: str, started: list[subprocess.Popen[bytes]], monkeypatch: pyte
 
 @contextmanager
 def served(folder: Folder) -> Iterator[None]:
-    """As systemd or a container does it: locked and healthy, and no pid of ours."""
+    """A site served by systemd or a container: locked and healthy, without a pid file of ours."""
     folder.run.mkdir(exist_ok=True)
     (folder.run / "healthy").touch()
     with (folder.run / "lock").open("w") as lock:
@@ -78,7 +78,7 @@ def served(folder: Folder) -> Iterator[None]:
         yield
 
 
-def test_empty_folders_that_an_archiver_dropped_are_made_again(
+def test_empty_folders_that_an_archiver_dropped_are_recreated(
     site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(SERVES, started, monkeypatch)
@@ -89,7 +89,7 @@ def test_empty_folders_that_an_archiver_dropped_are_made_again(
     assert started[0].poll() is not None
 
 
-def test_a_disk_that_is_full_when_the_pid_is_noted_leaves_nothing_running(
+def test_a_full_disk_when_the_pid_is_written_leaves_nothing_running(
     site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(SERVES, started, monkeypatch)
@@ -103,7 +103,7 @@ def test_a_disk_that_is_full_when_the_pid_is_noted_leaves_nothing_running(
     assert started[0].poll() is not None
 
 
-def test_a_site_that_somebody_else_serves_is_neither_started_nor_called_stopped(
+def test_a_site_served_by_another_supervisor_is_neither_started_nor_reported_stopped(
     site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(SERVES, started, monkeypatch)
@@ -113,10 +113,10 @@ def test_a_site_that_somebody_else_serves_is_neither_started_nor_called_stopped(
             with pytest.raises(LaunchError, match="by systemd, a container or fl-privacy serve; stop it there"):
                 action(site)
     assert started == []
-    assert background.status(site)["state"] == "down"  # it was healthy a moment ago, and is gone
+    assert background.status(site)["state"] == "down"  # it was healthy a moment ago and has ended
 
 
-def test_the_health_of_a_killed_predecessor_is_not_taken_for_ones_own(
+def test_the_health_file_of_a_killed_predecessor_does_not_count(
     site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(FALLS, started, monkeypatch)
@@ -126,7 +126,7 @@ def test_the_health_of_a_killed_predecessor_is_not_taken_for_ones_own(
         background.start(site)
 
 
-def test_the_health_of_another_that_came_up_meanwhile_is_not_either(
+def test_the_health_file_of_another_process_that_started_meanwhile_does_not_count(
     site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_another = "import pathlib, sys; (pathlib.Path(sys.argv[1]) / 'run' / 'healthy').touch()\n"
@@ -135,7 +135,7 @@ def test_the_health_of_another_that_came_up_meanwhile_is_not_either(
         background.start(site)
 
 
-def test_a_real_site_that_cannot_come_up_leaves_nothing_also_without_its_empty_folders(tmp_path: Path) -> None:
+def test_a_real_site_that_cannot_start_leaves_nothing_behind_even_without_its_empty_folders(tmp_path: Path) -> None:
     hosts = {"superlink": "127.0.0.1:9", "shuffler": "127.0.0.1:9"}
     values = {"name": "kits", "sites": 3, "route": {"kind": "shuffler"}, "hosts": hosts}
     made = Federation.model_validate({**values, "task": {"dataset": "mnist", "model": "lenet5"}})
@@ -151,7 +151,7 @@ def test_a_real_site_that_cannot_come_up_leaves_nothing_also_without_its_empty_f
     assert json_of(cli("site", "status", kit, "--json"))["state"] == "down"
 
 
-def test_who_looks_whether_a_kit_is_served_keeps_nobody_from_serving_it(site: Folder) -> None:
+def test_checking_whether_a_kit_is_served_does_not_prevent_serving_it(site: Folder) -> None:
     site.run.mkdir()
     with (site.run / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -164,7 +164,7 @@ def test_who_looks_whether_a_kit_is_served_keeps_nobody_from_serving_it(site: Fo
             pass
 
 
-def test_what_a_background_site_writes_is_bounded_like_the_other_logs(tmp_path: Path) -> None:
+def test_the_output_of_a_background_site_is_bounded_like_the_other_logs(tmp_path: Path) -> None:
     fleet, log = Fleet(tmp_path, tmp_path / "pids.json"), tmp_path / "serve.log"
     for _ in range(OLD_LOGS + 3):
         log.write_bytes(b"x" * 101)
@@ -173,7 +173,7 @@ def test_what_a_background_site_writes_is_bounded_like_the_other_logs(tmp_path: 
     assert len(list(tmp_path.glob("serve.*.log"))) == OLD_LOGS
 
 
-def test_a_copy_of_a_kit_that_runs_is_not_the_site_that_runs(
+def test_a_copy_of_a_running_kit_does_not_count_as_running(
     site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     instead(SERVES, started, monkeypatch)
@@ -185,7 +185,7 @@ def test_a_copy_of_a_kit_that_runs_is_not_the_site_that_runs(
     assert started[0].poll() is None
 
 
-def test_status_tells_whether_the_superlink_is_in_reach(
+def test_status_reports_whether_the_superlink_is_reachable(
     site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(SERVES, started, monkeypatch)

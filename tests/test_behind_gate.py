@@ -77,7 +77,7 @@ def main(grid, context):
 
 
 class World:
-    """The three machines of a small federation, all of them this one."""
+    """The three machines of a small federation, all on this host."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.keys = folder, Keys(folder / "keys")
@@ -99,7 +99,7 @@ class World:
         self.start("superexec", flower.superexec(self.server, self.certificate("relay-server"), self.secret))
 
     def start(self, name: str, command: list[str]) -> None:
-        # A proxy of the environment must not come between a program and its relay.
+        # A proxy from the environment must not come between a program and its relay.
         env = {"HTTPS_PROXY": "http://127.0.0.1:1", "HTTP_PROXY": "http://127.0.0.1:1"}
         env |= {"FLWR_HOME": str(self.folder / name / "flwr"), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
         self.fleet.start(name, command, {**env, **flower.direct()})
@@ -117,7 +117,7 @@ class World:
         self.start("supernode", flower.supernode(self.clinic, certificate, key, free_port(), self.folder / "worker"))
 
     def restart_gate(self) -> None:
-        """Kill it, and start it again once the site's relay has missed it."""
+        """Kill the gate, and restart it once the site's relay has noticed."""
         gate = self.fleet.children.pop("gate")
         gate.signal(signal.SIGKILL)
         gate.process.wait()
@@ -136,7 +136,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         world.proxy.close()
 
 
-def test_a_run_goes_through_gate_and_relays_and_outlives_the_gate(
+def test_a_run_passes_gate_and_relays_and_survives_a_restart_of_the_gate(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
@@ -176,12 +176,12 @@ def test_a_site_reaches_no_path_of_the_control_and_runtime_apis(world: World) ->
     empty = ("Content-Type: application/protobuf", "Accept: application/protobuf")
     with world.front.dial("server") as sock:
         assert ask(sock, post("/v1/control/list-runs", 0, *empty))[0] == 200
-        assert ask(sock, post("/v1/runtime/acquire-task", 0, *empty))[0] == 401  # the SuperLink wants the secret
+        assert ask(sock, post("/v1/runtime/acquire-task", 0, *empty))[0] == 401  # the SuperLink requires the secret
         assert ask(sock, "GET /health HTTP/1.1\nHost: x\n\n")[0] == 200
     for path in paths:
         with world.front.dial("site", "clinic") as sock:
             assert ask(sock, post(path, 0, *empty)) == (403, b"a site may not send this request\n"), path
     with world.front.dial("site", "clinic") as sock:
         code, said = ask(sock, post("/v1/fleet/pull-messages", 0, *empty))
-        assert code == 401  # from the SuperLink: it wants the node's signature
+        assert code == 401  # from the SuperLink: it requires the node's signature
         assert "SuperNode authentication" in json.loads(said)["detail"]

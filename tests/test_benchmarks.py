@@ -56,7 +56,7 @@ def test_the_quick_size_reports_every_number_and_saves_none(name: str) -> None:
 
 
 @pytest.mark.parametrize(("value", "options", "code"), [(1, [], 0), (3, [], 1), (3, ["--quick"], 0)])
-def test_a_missed_limit_is_exit_code_1_at_the_full_size_alone(
+def test_a_missed_limit_is_exit_code_1_only_at_the_full_size(
     value: float, options: list[str], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(program, "BENCHMARKS", {"one": lambda quick: [Result("a number", value, 2, "s")]})

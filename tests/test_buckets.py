@@ -36,7 +36,7 @@ def test_the_label_never_over_trusts(epsilons: list[float]) -> None:
 
 
 @given(epsilons=budgets, seed=st.integers(0, 2**32 - 1))
-def test_who_comes_first_does_not_matter(epsilons: list[float], seed: int) -> None:
+def test_the_order_of_clients_does_not_matter(epsilons: list[float], seed: int) -> None:
     """The same clients in another order make the same buckets."""
     order = np.random.default_rng(seed).permutation(len(epsilons))
     n_min = max(1, len(epsilons) // 4)
@@ -68,14 +68,14 @@ def test_it_is_algorithm_1(epsilons: list[float], data: st.DataObject) -> None:
 def test_known_merges() -> None:
     assert form([0.5, 8, 0.5, 8], 2) == [Bucket((0, 2), 0.5), Bucket((1, 3), 8.0)]
     assert form([0.5, 1, 8, 8], 2) == [Bucket((0, 1), 0.5), Bucket((2, 3), 8.0)]
-    # 2 is as far from 1 as 3 is: the smaller neighbour takes it, and of equals the lower epsilon.
+    # 2 is equally far from 1 and 3: it joins the smaller neighbour, or the lower epsilon if they are of equal size.
     assert form([1, 1, 2, 3, 3, 3], 2) == [Bucket((0, 1, 2), 1.0), Bucket((3, 4, 5), 3.0)]
     assert form([1, 1, 2, 3, 3], 2) == [Bucket((0, 1, 2), 1.0), Bucket((3, 4), 3.0)]
     assert form([1, 3], 2, label="mean") == [Bucket((0, 1), 2.0)]
 
 
 @pytest.mark.parametrize("epsilons", [[0.0, 1], [-1.0, 1], [float("nan"), 1], [float("inf"), 1]])
-def test_what_is_no_budget_is_refused(epsilons: list[float]) -> None:
+def test_an_invalid_budget_is_refused(epsilons: list[float]) -> None:
     with pytest.raises(FederationError, match="epsilon"):
         form(epsilons, 1)
 
@@ -87,15 +87,15 @@ def test_an_impossible_n_min_is_refused(n_min: int) -> None:
 
 
 @pytest.mark.parametrize("distinct", [5, 100_000])
-def test_a_hundred_thousand_budgets_take_no_quadratic_time(distinct: int) -> None:
+def test_a_hundred_thousand_budgets_do_not_take_quadratic_time(distinct: int) -> None:
     epsilons = (np.random.default_rng(0).integers(0, distinct, 100_000) + 1.0).tolist()
     began = time.process_time()
     form(epsilons, 10)
-    assert time.process_time() - began < 5  # a tenth of a second; every pair of them would take minutes
+    assert time.process_time() - began < 5  # a tenth of a second; comparing every pair would take minutes
 
 
 @pytest.mark.parametrize(("members", "exponent"), [(4, 6020.6), (8, 9030.9), (16, 12041.2)])
-def test_the_recombination_space_is_the_papers(members: int, exponent: float) -> None:
+def test_the_recombination_space_matches_the_paper(members: int, exponent: float) -> None:
     """Table 6, with 10^4 parameters."""
     assert recombination.one_update(members, 10_000) == pytest.approx(exponent, abs=0.05)
     with pytest.raises(FederationError, match="positive"):

@@ -1,4 +1,4 @@
-"""The wheelhouse, the bill of materials and the offline bundle, with small wheels made here and no network."""
+"""The wheelhouse, the bill of materials and the offline bundle, with small wheels built here and no network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_wheel(folder: Path, name: str, version: str, *lines: str) -> Path:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only source that pip has: a folder with a, which needs b, and with its extra c; d is for others."""
+    """The only source that pip has: a folder with a, which requires b, and c for its extra; d is for other systems."""
     folder = tmp_path / "index"
     needs = ["b>=1", 'c; extra == "more"', 'd; sys_platform == "win32"', 'd; python_version >= "3.12"']
     make_wheel(folder, "a", "1.0", *[f"Requires-Dist: {need}" for need in needs])
@@ -71,19 +71,19 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.usefixtures("index")
 class TestWheelhouse:
-    def test_needs_are_followed_at_the_lock_s_versions_and_for_the_image_only(self, tmp_path: Path) -> None:
+    def test_requirements_are_followed_at_the_lock_s_versions_and_for_the_image_only(self, tmp_path: Path) -> None:
         fill(tmp_path / "w", "a")
         assert names(tmp_path / "w") == ["a-1.0", "b-1.0"]
 
-    def test_extras_and_torch_s_flavour_are_taken(self, tmp_path: Path) -> None:
+    def test_extras_and_the_right_torch_build_are_included(self, tmp_path: Path) -> None:
         fill(tmp_path / "w", "a[more]", "torch>=2")
         assert names(tmp_path / "w") == ["a-1.0", "b-1.0", "c-1.0", "torch-2.0+cpu"]
 
-    def test_what_is_there_is_checked_and_not_loaded_again(self, tmp_path: Path) -> None:
+    def test_existing_wheels_are_checked_and_not_downloaded_again(self, tmp_path: Path) -> None:
         assert fill(tmp_path / "w", "a").loaded == 2
         assert fill(tmp_path / "w", "a").loaded == 0
 
-    def test_a_damaged_a_missing_and_an_unrecorded_wheel_are_loaded_again(self, tmp_path: Path, index: Path) -> None:
+    def test_damaged_missing_and_unrecorded_wheels_are_downloaded_again(self, tmp_path: Path, index: Path) -> None:
         folder = tmp_path / "w"
         good = {path.name: path.read_bytes() for path in index.glob("*.whl")}
         fill(folder, "a[more]")
@@ -92,7 +92,7 @@ class TestWheelhouse:
         assert fill(folder, "a[more]").loaded == 2
         assert {path.name: path.read_bytes() for path in folder.glob("*.whl")}.items() <= good.items()
 
-    def test_what_nothing_needs_any_more_goes(self, tmp_path: Path) -> None:
+    def test_wheels_that_nothing_requires_any_more_are_deleted(self, tmp_path: Path) -> None:
         fill(tmp_path / "w", "a[more]")
         fill(tmp_path / "w", "c")
         assert names(tmp_path / "w") == ["c-1.0"]
@@ -104,12 +104,12 @@ class TestWheelhouse:
         done = subprocess.run([*command, tmp_path / "w" / "requirements.txt"], capture_output=True, text=True)
         assert "Would install a-1.0 b-1.0" in done.stdout
 
-    def test_a_missing_distribution_is_told_with_a_hint(self, tmp_path: Path) -> None:
+    def test_a_missing_distribution_is_reported_with_a_hint(self, tmp_path: Path) -> None:
         with pytest.raises(install.InstallError, match="no wheel for this Python"):
             fill(tmp_path / "w", "nowhere")
 
 
-def test_every_direct_need_of_the_image_is_in_the_lock() -> None:
+def test_every_direct_requirement_of_the_image_is_in_the_lock() -> None:
     pins = install.read_lock((ROOT / "requirements.lock").read_text())
     for need in wheelhouse.needs(wheelhouse.project_needs((ROOT / "pyproject.toml").read_text()), (), "x86_64"):
         assert install.normalise(need.name) in pins
@@ -127,12 +127,14 @@ def test_every_direct_need_of_the_image_is_in_the_lock() -> None:
         ([], {"license": {"name": "NOASSERTION"}}),
     ],
 )
-def test_a_licence_is_what_the_distribution_says(tmp_path: Path, lines: list[str], expected: dict[str, Any]) -> None:
+def test_a_licence_comes_from_the_distribution_s_metadata(
+    tmp_path: Path, lines: list[str], expected: dict[str, Any]
+) -> None:
     assert sbom.licence(wheelhouse.metadata(make_wheel(tmp_path, "a", "1.0", *lines))) == expected
 
 
 def check_bill(text: str) -> list[str]:
-    """CycloneDX's required fields, and what we promise of each component; returns the names."""
+    """Check CycloneDX's required fields and what we promise for each component; returns the names."""
     document = json.loads(text)
     assert document["bomFormat"] == "CycloneDX"
     assert document["specVersion"] == "1.5"
@@ -152,7 +154,7 @@ def check_bill(text: str) -> list[str]:
     return [component["name"] for component in components]
 
 
-def test_the_bill_lists_wheels_and_system_packages_and_repeats(tmp_path: Path) -> None:
+def test_the_bill_lists_wheels_and_system_packages_and_is_repeatable(tmp_path: Path) -> None:
     project, other = (wheelhouse.describe(make_wheel(tmp_path, name, "1.0", "License: MIT")) for name in "pq")
     text = sbom.bill(project, [other], [("libc6", "2.36-9")])
     assert check_bill(text) == ["p", "libc6", "q"]
@@ -178,7 +180,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(packed: Path, tmp_path: Path) -> Path:
-    """A copy of the bundle, to be changed."""
+    """A copy of the bundle that a test may change."""
     root = shutil.copytree(packed, tmp_path / "root")
     return next((root / "dist").iterdir())
 
@@ -217,7 +219,7 @@ class TestBundle:
         assert done.returncode == 1
         assert told in done.stderr
 
-    def test_no_image_no_folder_and_a_used_folder_are_told(self, small: Path, tmp_path: Path) -> None:
+    def test_a_missing_image_a_missing_folder_and_a_used_folder_are_reported(self, small: Path, tmp_path: Path) -> None:
         assert "has no image" in run(small, "--image").stderr
         assert run(small).returncode == 2
         python = sys.executable if sys.version_info[:2] == (3, 11) else "python3.11"
@@ -239,7 +241,7 @@ class TestBundle:
 @pytest.mark.containers
 @pytest.mark.timeout(900)
 def test_a_site_without_network_installs_from_the_bundle_and_plans(tmp_path: Path) -> None:
-    """The real wheels in a new environment; in a network namespace of its own where that is allowed."""
+    """The real wheels in a new environment, in its own network namespace where that is allowed."""
     python = sys.executable if sys.version_info[:2] == (3, 11) else shutil.which("python3.11")
     if os.environ.get(SWITCH) != "1" or not list((ROOT / "wheelhouse").glob("*.whl")) or not python:
         pytest.skip(f"needs {SWITCH}=1, Python 3.11 and wheels in wheelhouse/ (`make wheelhouse`)")

@@ -1,4 +1,4 @@
-"""Commands that need no run: plan, preflight, and the way errors are told."""
+"""Commands that need no run: plan, preflight, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 
 def test_plan_counts_vectors_in_and_out() -> None:
-    """What goes out somewhere comes in somewhere else."""
+    """What one party sends, another receives."""
     for route in ("{kind: server}", "{kind: shuffler}", "{kind: shards, aggregators: 4}"):
         federation = Federation.parse(f"sites: 6\nroute: {route}")
         costs = federation.route.cost(federation, 1000)
@@ -27,7 +27,7 @@ def test_plan_counts_vectors_in_and_out() -> None:
         assert sent == received
 
 
-def test_a_sharded_server_gets_no_parameter() -> None:
+def test_a_sharded_server_receives_no_parameters() -> None:
     federation = Federation.parse("sites: 6\nroute: {kind: shards}")
     server = federation.route.cost(federation, 1000)[0]
     assert (server.party, server.parameters_in, server.parameters_out) == ("server", 0, 0)
@@ -40,7 +40,7 @@ def test_plan_prints_json() -> None:
     assert shuffler["bytes_in"] == 4 * 4810 * 6
 
 
-def test_preflight_is_content_with_the_quickstart(tmp_path: Path) -> None:
+def test_preflight_passes_on_the_quickstart(tmp_path: Path) -> None:
     done = cli("preflight", QUICKSTART, "--runs-dir", tmp_path, "--json")
     assert done.returncode == 0, done.stdout
     assert {c["name"] for c in json_of(done)["checks"]} >= {"flower", "disk", "data", "device", "port"}
@@ -76,7 +76,7 @@ def test_good_keys_pass(authority: Authority, tmp_path: Path) -> None:
     assert failures(authority.issue(Identity("here", "site", "site-0"), tmp_path / "k")) == {}
 
 
-def test_a_key_of_another_certificate_is_named(authority: Authority, tmp_path: Path) -> None:
+def test_a_key_that_does_not_match_the_certificate_is_named(authority: Authority, tmp_path: Path) -> None:
     keys = authority.issue(Identity("here", "site", "site-0"), tmp_path / "k")
     other = authority.issue(Identity("here", "site", "site-1"), tmp_path / "o")
     keys.key_file.write_bytes(other.key_file.read_bytes())

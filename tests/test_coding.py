@@ -1,4 +1,4 @@
-"""What travels need not be float32: other numbers pass through streams, rows, shuffles, shards and transcripts."""
+"""Updates need not be float32: other numbers pass through streams, rows, shuffles, shards and transcripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = ("<f4", "<f2", "<i8", "<u4", "|u1")
 
 
 class Small(Coding):
-    """Whole numbers from 0 to 99, two for every parameter."""
+    """Integers from 0 to 99, two per parameter."""
 
     def check(self, payload: Any) -> None:
         if payload.max(initial=0) > 99:
@@ -36,7 +36,7 @@ SMALL = Small("small", "|u1", 2)
 
 @given(dtype=st.sampled_from(DTYPES), rows=st.integers(2, 6), columns=st.integers(1, 50), seed=st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None)
-def test_a_shuffle_moves_any_numbers_as_it_moves_float32(dtype: str, rows: int, columns: int, seed: int) -> None:
+def test_a_shuffle_moves_any_dtype_as_it_moves_float32(dtype: str, rows: int, columns: int, seed: int) -> None:
     matrix = np.random.default_rng(seed).integers(0, 100, (rows, columns)).astype(dtype)
     job = Job("parameter", rows, columns, (columns,), (MixingSet(tuple(range(rows)), KEY),))
     whole = matrix.astype(np.float32)
@@ -48,7 +48,7 @@ def test_a_shuffle_moves_any_numbers_as_it_moves_float32(dtype: str, rows: int, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_stream_fills_rows_of_any_numbers(dtype: str) -> None:
+def test_a_stream_fills_rows_of_any_dtype(dtype: str) -> None:
     coding = Coding("other", dtype)
     sent = np.arange(12).astype(dtype)
     rows = Rows(2, 12, coding)
@@ -85,7 +85,7 @@ def test_shards_of_several_numbers_per_parameter_are_disjoint_and_complete(
 
 
 class Packed(Step):
-    """A toy encoding without numbers of single parameters."""
+    """A toy encoding in which no number belongs to a single parameter."""
 
     kind: Literal["packed"] = "packed"
     made: ClassVar[Coding] = Coding("packed", "|u1", 0)
@@ -94,7 +94,7 @@ class Packed(Step):
         return self.made
 
 
-def test_a_route_that_cuts_by_parameter_refuses_what_it_cannot_cut() -> None:
+def test_a_route_that_splits_by_parameter_refuses_what_it_cannot_split() -> None:
     STEPS.add("encode.packed", Packed)
     try:
         assert Federation.parse("sites: 3").coding is FLOAT32

@@ -1,4 +1,4 @@
-"""Observers that collude, and attacks that other packages bring: on a real sharded run."""
+"""Colluding observers, and attacks from other packages, on a real sharded run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def toy() -> Iterator[None]:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy attack as an installed package: its metadata on the path, and nothing of ours touched."""
+    """The toy attack as an installed package: its metadata is on the path, and no file of ours changes."""
     package = tmp_path / "colluding-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: colluding\nVersion: 1.0\n")
@@ -64,7 +64,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize("colluders", [(), (0,), (0, 2), (2, 1, 0)])
 def test_colluding_aggregators_see_the_union_of_their_shards(colluded: Path, colluders: tuple[int, ...]) -> None:
-    """The updates bear no noise, so that exactly the coordinates of their masks are known; with all, the update."""
+    """Without noise, they know exactly the coordinates of their masks; all of them together know the whole update."""
     observers = [f"aggregator-{k}" for k in colluders]
     found = attacks.replay(colluded, [NAME], seeds=1, observers=observers)[NAME]
     assert found["observers"] == sorted(observers or [f"aggregator-{k}" for k in range(AGGREGATORS)])
@@ -74,14 +74,16 @@ def test_colluding_aggregators_see_the_union_of_their_shards(colluded: Path, col
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_installed_package_adds_an_attack_and_scores_are_kept_for_each_set_of_observers(colluded: Path) -> None:
+def test_an_installed_package_adds_an_attack_and_each_set_of_observers_has_its_own_scores(colluded: Path) -> None:
     pair = "aggregator-0,aggregator-2"
     two = json_of(cli("attack", colluded, NAME, "--observer", pair, "--seeds", "1", "--json"))["attacks"][NAME]
     every = json_of(cli("attack", colluded, NAME, "--seeds", "1", "--json"))["attacks"][NAME]
     kept = {path.name: json.loads(path.read_text()) for path in (colluded / "attacks").glob(f"{NAME}*")}
     assert kept == {f"{NAME}.aggregator-0+aggregator-2.json": two, f"{NAME}.json": every}
     assert 0 < two["measures"]["coordinates"]["value"] < every["measures"]["coordinates"]["value"] == 1
-    printed = cli("attack", colluded, "--observer", pair, "--seeds", "1")  # no name: whatever can read these views
+    printed = cli(
+        "attack", colluded, "--observer", pair, "--seeds", "1"
+    )  # no name: every attack that can read these views
     assert printed.returncode == 0, printed.stderr
     assert "seen by" in printed.stdout
     assert "aggregator-2" in printed.stdout
@@ -98,7 +100,7 @@ def test_an_installed_package_adds_an_attack_and_scores_are_kept_for_each_set_of
         (("--observer", "evaluator"), "cannot use the view of evaluator; use server"),
     ],
 )
-def test_an_observer_that_is_not_there_or_of_no_use_is_named_with_the_fix(
+def test_a_missing_or_unusable_observer_is_named_with_the_fix(
     colluded: Path, words: tuple[str, ...], reason: str
 ) -> None:
     done = cli("attack", colluded, *words)
@@ -106,7 +108,7 @@ def test_an_observer_that_is_not_there_or_of_no_use_is_named_with_the_fix(
     assert reason in done.stderr
 
 
-def test_a_run_without_any_view_that_an_attack_reads_is_refused(colluded: Path) -> None:
+def test_a_run_without_a_view_that_the_attack_reads_is_refused(colluded: Path) -> None:
     class OfMixes(colluding.JoinedShards):
         observers = ("mix-*", "shuffler")
 
@@ -123,12 +125,12 @@ def test_the_example_in_the_documentation_runs(colluded: Path) -> None:
         found = attacks.replay(colluded, ["largest-update"], seeds=1)["largest-update"]
     finally:
         attacks.ATTACKS.remove("largest-update")
-    assert found["measures"]["largest"]["value"] == 1  # all aggregators together hold the whole updates
+    assert found["measures"]["largest"]["value"] == 1  # all aggregators together have the whole updates
     assert found["measures"]["largest"]["chance"] == pytest.approx(1 / SITES)
 
 
 @pytest.mark.parametrize(("name", "given", "reason"), [("odd", object(), "lacks"), ("odd", colluding.ATTACK, "itself")])
-def test_what_is_registered_must_be_an_attack_of_that_name(name: str, given: Any, reason: str) -> None:
+def test_a_registered_object_must_be_an_attack_of_that_name(name: str, given: Any, reason: str) -> None:
     attacks.ATTACKS.add(name, given)
     try:
         with pytest.raises(ConfigError, match=reason):
@@ -137,8 +139,8 @@ def test_what_is_registered_must_be_an_attack_of_that_name(name: str, given: Any
         attacks.ATTACKS.remove(name)
 
 
-def test_the_evaluator_records_every_model_that_it_held(colluded: Path) -> None:
-    """They differ by the mean of the updates, which the aggregators hold in shards; the first one is public."""
+def test_the_evaluator_records_every_model_it_had(colluded: Path) -> None:
+    """Models differ by the mean of the updates, which the aggregators have in shards; the first model is public."""
     run = open_run(colluded)
     assert run.manifest["observers"]["evaluator"] == "views/evaluator"
     view = run.view("evaluator")

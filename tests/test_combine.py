@@ -1,4 +1,4 @@
-"""Means and server optimisers: right, in any order, and on a shard as on the whole."""
+"""Means and server optimisers: correct, independent of order, and the same on a shard as on the whole."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make(kind: str, **params: float) -> optimiser.Optimiser:
 
 
 def spread(rows: int, columns: int, seed: int) -> NDArray[np.float32]:
-    """Entries of very different sizes: where the order of a sum shows."""
+    """Entries of very different sizes, for which the order of a sum matters."""
     rng = np.random.default_rng(seed)
     return (rng.standard_normal((rows, columns)) * 10.0 ** rng.uniform(-8, 8, (rows, columns))).astype(np.float32)
 
@@ -45,7 +45,7 @@ def test_exact_mean_does_not_change_under_a_parameter_shuffle(rows: int, columns
 
 
 def test_fast_mean_does_change_under_a_parameter_shuffle() -> None:
-    """So the property above is one of the exact sum, not of the data."""
+    """So the property above is due to the exact sum, not to the data."""
     matrix = spread(40, 3000, 1).astype(np.float32)
     matrix[::2] = -matrix[1::2] * np.float32(1 + 2**-20)
     before = mean.weighted(matrix)
@@ -80,9 +80,9 @@ def test_mean_is_within_its_bound_and_the_kernels_agree(
     for column, value in zip(matrix.T.astype(float), found, strict=True):
         products = shares * column
         true, size, rows = math.fsum(products), float(np.abs(products).max()), 7
-        # 7 < 2^3 rows: half a multiple of size * 2^(3 - 61) each. Fast: a rounding an addition, of sums to rows * size.
+        # 7 < 2^3 rows: half a multiple of size * 2^(3 - 61) each. Fast: one rounding per sum of at most rows * size.
         summed = rows * size * 2.0 ** (3 - 62) if exact else rows * rows * size * UNIT64
-        # The products are rounded in both (subnormally for the tiniest), and so is fsum.
+        # Both round the products (to subnormals for the tiniest), and so does fsum.
         summed += rows * (2 * size * UNIT64 + 2.0**-900)
         assert abs(float(value) - true) <= (abs(true) + summed) * UNIT32 + summed + TINY32
 
@@ -121,7 +121,9 @@ def test_extreme_values_neither_overflow_nor_vanish() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("weights", [None, [1.0, 0.0, 1.0]])
 @pytest.mark.parametrize("place", [0, 5000, 9999])
-def test_what_is_not_finite_is_refused(backend: str, bad: float, weights: list[float] | None, place: int) -> None:
+def test_values_that_are_not_finite_are_refused(
+    backend: str, bad: float, weights: list[float] | None, place: int
+) -> None:
     matrix = np.ones((3, 10_000), np.float32)
     matrix[1, place] = bad
     for exact in (False, True):
@@ -162,7 +164,7 @@ def test_a_step_on_a_shard_is_the_shard_of_the_step(kind: str) -> None:
 
 
 @kinds
-def test_a_restored_optimiser_goes_on_as_the_unbroken_one(kind: str) -> None:
+def test_a_restored_optimiser_continues_like_an_uninterrupted_one(kind: str) -> None:
     unbroken, before, after = make(kind), make(kind), make(kind)
     model = other = np.zeros(50, np.float32)
     for i, update in enumerate(updates(50, 6)):
@@ -174,7 +176,7 @@ def test_a_restored_optimiser_goes_on_as_the_unbroken_one(kind: str) -> None:
 
 
 @kinds
-def test_state_is_a_copy_and_inputs_are_left_alone(kind: str) -> None:
+def test_state_is_a_copy_and_inputs_are_not_modified(kind: str) -> None:
     rule = make(kind)
     model, update = np.zeros(5, np.float32), np.ones(5, np.float32)
     rule.step(model, update)
@@ -193,7 +195,7 @@ def test_fedavg_adds_the_mean() -> None:
 
 @pytest.mark.parametrize("kind", ["fedadam", "fedyogi"])
 def test_adaptive_rules_are_algorithm_2(kind: str) -> None:
-    """Two steps of one coordinate by hand; each stored number is rounded to float32 once, so a few units are lost."""
+    """Two steps of one coordinate by hand; each stored number is rounded to float32 once, which costs a few units."""
     eta, beta1, beta2, tau = 0.3, 0.8, 0.9, 0.05
     rule = make(kind, lr=eta, beta1=beta1, beta2=beta2, tau=tau)
     model = np.array([1.0], np.float32)
@@ -204,11 +206,11 @@ def test_adaptive_rules_are_algorithm_2(kind: str) -> None:
         v = beta2 * v + (1 - beta2) * square if kind == "fedadam" else v - (1 - beta2) * square * np.sign(v - square)
         x += eta * m / (math.sqrt(v) + tau)
         model = rule.step(model, np.array([delta], np.float32))
-        # m, v (halved by the root) and x: at most 8 roundings of terms of size at most 2 in two steps.
+        # m, v (halved by the root) and x: at most 8 roundings of terms of at most 2 in two steps.
         assert abs(float(model[0]) - x) <= 8 * 2 * UNIT32
 
 
-def test_defaults_are_those_of_flower() -> None:
+def test_defaults_match_flower() -> None:
     adam, yogi = make("fedadam"), make("fedyogi")
     assert (adam.lr, adam.beta1, adam.beta2, adam.tau) == (0.1, 0.9, 0.99, 1e-3)
     assert (yogi.lr, yogi.beta1, yogi.beta2, yogi.tau) == (0.01, 0.9, 0.99, 1e-3)
@@ -234,7 +236,7 @@ def test_wrong_use_is_refused() -> None:
 
 @given(rows=st.integers(1, 20), columns=st.integers(1, 60), trim=st.floats(0, 0.49), seed=st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
-def test_robust_rules_are_the_middle_of_each_column_in_any_order(
+def test_robust_rules_take_the_middle_of_each_column_in_any_order(
     rows: int, columns: int, trim: float, seed: int
 ) -> None:
     matrix = spread(rows, columns, seed)
@@ -249,7 +251,7 @@ def test_robust_rules_are_the_middle_of_each_column_in_any_order(
     assert [one.tobytes() for one in again] == [one.tobytes() for one in found]
 
 
-def test_one_outlier_moves_the_mean_but_neither_robust_rule() -> None:
+def test_one_outlier_moves_the_mean_but_not_the_robust_rules() -> None:
     honest = np.random.default_rng(0).standard_normal((9, 500), dtype=np.float32)
     poisoned = np.vstack([honest, np.full((1, 500), 1e6, np.float32)])
     config = {"sites": 10, "route": {"kind": "server"}}

@@ -1,4 +1,4 @@
-"""`docker compose up`: what the files say, and with an engine a federation in containers, some of them killed."""
+"""`docker compose up`: the files, and with an engine a federation in containers, some of which are killed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class TestFile:
             assert service["security_opt"] == ["no-new-privileges:true"], name
             assert service["read_only"] is True, name
             assert "privileged" not in service
-            assert "ports" not in service, "sites open no port, and the middleware is for containers"
-            assert "environment" not in service, "secrets do not belong there, and nothing else is needed"
+            assert "ports" not in service, "sites open no port, and only containers reach the middleware"
+            assert "environment" not in service, "secrets do not belong in the environment, and nothing else is needed"
 
     def test_the_server_and_the_sites_share_no_network(self) -> None:
         sites = [service for name, service in SERVICES.items() if "site-" in name]
@@ -56,7 +56,7 @@ class TestFile:
         assert SERVICES["server"]["networks"] == ["core"]
         assert all(network == {"internal": True} for network in FILE["networks"].values())
 
-    def test_each_kit_is_mounted_by_its_own_role_alone(self) -> None:
+    def test_each_kit_is_mounted_only_by_its_own_role(self) -> None:
         for name, service in SERVICES.items():
             kits = [volume for volume in service["volumes"] if volume.startswith("kit-")]
             if name != "init":
@@ -64,7 +64,7 @@ class TestFile:
         writers = [name for name, service in SERVICES.items() if "done:/done" in service["volumes"]]
         assert sorted(writers) == ["init", "server"]
 
-    def test_every_gpu_site_has_one_gpu_by_a_variable_of_its_own(self) -> None:
+    def test_every_gpu_site_has_one_gpu_set_by_its_own_variable(self) -> None:
         for number in range(5):
             devices = SERVICES[f"gpu-site-{number}"]["deploy"]["resources"]["reservations"]["devices"]
             assert devices == [
@@ -89,17 +89,17 @@ class TestFile:
             ):
                 assert service.get(key) == ours.get(key), (name, key)
             assert set(service.get("depends_on", ())) <= set(ours.get("depends_on", ())), name
-            # The generated file mounts no data that it was not given, and takes the run out of the container itself.
+            # The generated file mounts only the data it was given, and the engine copies the run out of the container.
             assert set(service["volumes"][3:] if name == "init" else service["volumes"]) <= set(ours["volumes"]), name
 
-    def test_a_federation_that_does_not_fit_is_told_what_does(self, tmp_path: Path) -> None:
+    def test_a_federation_that_does_not_fit_is_refused_with_what_does(self, tmp_path: Path) -> None:
         for name in ("superlink", "server", "shuffler", "site-0", "site-1"):
             (tmp_path / name).mkdir()
         federation = Federation.load(ROOT / "configs" / "quickstart.yaml")
         with pytest.raises(ConfigError, match="--engine compose, which fits any"):
             compose.mounted(federation, tmp_path)
 
-    def test_roles_without_use_stand_by(self, tmp_path: Path) -> None:
+    def test_unused_roles_are_idle(self, tmp_path: Path) -> None:
         for name in SERVICES:
             if name != "init" and not name.startswith("gpu-"):
                 (tmp_path / name).mkdir()
@@ -108,7 +108,7 @@ class TestFile:
         assert ("aggregator", "aggregator-2") in roles
         assert len(roles) == 12
 
-    def test_what_parties_recorded_is_brought_to_the_run(self, tmp_path: Path) -> None:
+    def test_the_records_of_all_parties_are_copied_to_the_run(self, tmp_path: Path) -> None:
         class Volumes:
             federation = Federation.model_validate(
                 {"name": "f", "sites": 2, "audit": True, "route": {"kind": "shuffler", "n_min": 2}}
@@ -129,7 +129,7 @@ class TestFile:
             "a-run/truth/site-0/from": "site-0:/kit/truth/a-run",
         }
 
-    def test_the_readme_has_the_command_that_is_run_here(self) -> None:
+    def test_the_readme_shows_the_command_that_is_tested_here(self) -> None:
         section = README.split("## In containers")[1].split("##")[0]
         commands = [line.split("#")[0].strip() for line in section.splitlines() if line.startswith("    ")]
         assert commands == ["make image", "docker compose up"]
@@ -157,11 +157,11 @@ class Stack:
         end = time.monotonic() + PATIENCE
         while not met():
             assert time.monotonic() < end, f"{what}\n{self.logs('server')[-3000:]}"
-            assert self.process.poll() is None, f"{what}: it is over\n{self.logs('server')[-3000:]}"
+            assert self.process.poll() is None, f"{what}: the run is over\n{self.logs('server')[-3000:]}"
             time.sleep(1)
 
     def crash(self, service: str) -> None:
-        """As a fault would: all its processes die at once, and nobody asked for it."""
+        """Kill all its processes at once, as a fault would."""
         crash(f"{PROJECT}-{service}-1")
 
     def python(self, service: str, code: str) -> subprocess.CompletedProcess[str]:
@@ -170,11 +170,11 @@ class Stack:
 
 
 def crash(container: str) -> None:
-    """Kill all that runs in a container, and see Docker start it again."""
+    """Kill every process in a container, and wait until Docker restarts it."""
     docker("exec", container, "sh", "-c", "kill -9 -1", check=False)
     end = time.monotonic() + 60
     while docker("inspect", "--format", "{{.RestartCount}}", container).stdout.strip() == "0":
-        assert time.monotonic() < end, f"{container} did not fall"
+        assert time.monotonic() < end, f"{container} did not stop"
         time.sleep(0.2)
 
 
@@ -190,7 +190,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     for above in runs.parents:
         if above.owner() == runs.owner() and above != Path("/") and not above.stat().st_mode & 0o001:
             above.chmod(above.stat().st_mode | 0o011)
-    # One Flower message per round: rounds of tenths of a second would be over before anything is killed.
+    # One Flower message per round: with rounds of tenths of a second the run would end before anything is killed.
     config = runs.parent / "quickstart.yaml"
     config.write_text((ROOT / "configs" / "quickstart.yaml").read_text() + "rounds_per_message: 1\n")
     config.chmod(0o644)
@@ -219,9 +219,9 @@ def test_every_profile_is_clean_and_has_its_sites(profile: str, sites: str) -> N
 @pytest.mark.containers
 @pytest.mark.timeout(1500)
 class TestUp:
-    """One run, in the order of these tests; a site, the shuffler and the SuperLink are killed in the middle of it."""
+    """One run, in the order of these tests; a site, the shuffler and the SuperLink are killed while it runs."""
 
-    def test_it_comes_up_as_it_should(self, stack: Stack) -> None:
+    def test_every_container_starts_locked_down(self, stack: Stack) -> None:
         stack.until(lambda: "round   1" in stack.logs("server"), "the first round")
         for line in stack.compose("ps", "--format", "json").splitlines():
             found = json.loads(docker("inspect", json.loads(line)["ID"]).stdout)[0]
@@ -246,14 +246,14 @@ class TestUp:
         codes = [int(code) for code in done.stdout.split()]
         assert len(codes) == 5
         assert 0 not in codes
-        # Not refused by the site: there is no way to it.
+        # Not refused by the site: there is no route to it.
         assert set(codes) <= {11, 101, 113, 115, 110}, codes
         assert stack.python("server", "import socket; socket.gethostbyname('site-0')").returncode != 0
 
     def test_a_site_is_small(self, stack: Stack) -> None:
-        """The resident sets of supervisor, worker, relay, SuperNode and executor; pages that they share count in each.
+        """The resident sets of supervisor, worker, relay, SuperNode and executor; shared pages count in each.
 
-        Between rounds: Flower starts a new ClientApp for each message, and it is gone when the reply is sent.
+        Measured between rounds: Flower starts a new ClientApp for each message, which ends when the reply is sent.
         """
         count = (
             "import os, psutil\n"
@@ -263,7 +263,7 @@ class TestUp:
         )
         assert 3e8 < float(stack.python("site-4", count).stdout) < SITE_MEMORY
 
-    def test_it_completes_though_a_site_the_shuffler_and_the_superlink_are_killed(self, stack: Stack) -> None:
+    def test_it_completes_although_a_site_the_shuffler_and_the_superlink_are_killed(self, stack: Stack) -> None:
         assert "round   4" not in stack.logs("server")
         stack.crash("site-2")
         stack.crash("shuffler")
@@ -282,7 +282,7 @@ class TestUp:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def test_no_log_has_a_key(self, stack: Stack) -> None:
+    def test_no_log_contains_a_key(self, stack: Stack) -> None:
         told = stack.compose("logs", "--no-color")
         assert "PRIVATE KEY" not in told
         mounted = ("--entrypoint", "cat", "--volume", f"{PROJECT}_kit-server:/kit", "fl-privacy:cpu")
@@ -331,9 +331,7 @@ def test_the_engine_runs_shards_and_survives_a_killed_aggregator(stack: Stack, t
 
 @pytest.mark.containers
 @pytest.mark.timeout(300)
-def test_every_site_is_given_the_gpu_of_the_config(
-    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_site_gets_the_gpu_of_the_config(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fl_privacy.deploy.engines.containers import Project
 
     for key, value in stack.env.items():

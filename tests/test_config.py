@@ -1,4 +1,4 @@
-"""A federation's YAML: what is accepted, and how what is not is refused."""
+"""A federation's YAML: what is accepted, and how everything else is refused."""
 
 from __future__ import annotations
 
@@ -56,6 +56,14 @@ def test_a_bad_config_is_one_line_with_field_and_value(text: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("written", "shown"), [("0", "0"), ("100001", "100001"), ("often", "'often'"), ("1.5", "1.5")])
+def test_rounds_per_message_is_refused_in_plain_words(written: str, shown: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Federation.parse(f"sites: 5\nrounds_per_message: {written}")
+    reason = f"rounds_per_message: {shown} was given: use auto or a number from 1 to 100000"
+    assert str(error.value) == f"config: {reason}"
+
+
 def test_all_problems_are_named_at_once() -> None:
     with pytest.raises(ConfigError, match=r"rounds.*deadline"):
         Federation.parse("sites: 5\nrounds: 0\ndeadline: -1")
@@ -82,7 +90,7 @@ def test_the_route_is_chosen_by_its_kind(kind: str, model: type) -> None:
 
 @settings(deadline=None)
 @given(sites=st.integers(3, 40), data=st.data())
-def test_what_is_written_is_read_back_the_same(sites: int, data: st.DataObject) -> None:
+def test_a_written_config_reads_back_the_same(sites: int, data: st.DataObject) -> None:
     cohort = data.draw(st.integers(3, sites))
     quorum = data.draw(st.integers(3, cohort))
     text = f"sites: {sites}\ncohort: {cohort}\nquorum: {quorum}\nroute: {{kind: shuffler, n_min: 3}}"
@@ -92,7 +100,7 @@ def test_what_is_written_is_read_back_the_same(sites: int, data: st.DataObject) 
     assert again.digest == federation.digest
 
 
-def test_the_digest_binds_what_parties_share_and_not_where_a_site_keeps_its_data() -> None:
+def test_the_digest_covers_what_parties_share_and_not_where_a_site_keeps_its_data() -> None:
     base = Federation.parse("sites: [{name: a}, {name: b}, {name: c}]")
     moved = Federation.parse("sites: [{name: a, data: elsewhere, device: cuda}, {name: b}, {name: c}]")
     changed = Federation.parse("sites: [{name: a}, {name: b}, {name: c}]\nrounds: 6")
@@ -100,7 +108,7 @@ def test_the_digest_binds_what_parties_share_and_not_where_a_site_keeps_its_data
     assert base.digest != changed.digest
 
 
-def test_the_reference_in_the_docs_is_the_one_of_the_code() -> None:
+def test_the_reference_in_the_docs_matches_the_code() -> None:
     source = importlib.util.spec_from_file_location("schema_script", ROOT / "scripts" / "schema.py")
     assert source is not None
     assert source.loader is not None
@@ -110,7 +118,7 @@ def test_the_reference_in_the_docs_is_the_one_of_the_code() -> None:
     assert (ROOT / "docs" / "config.md").read_text() == script.page(), "run: make schema"
 
 
-# Those with cells are matrices of federations: tests/test_audit.py has them.
+# Files with cells are matrices of federations, which tests/test_audit.py covers.
 FEDERATIONS = [path for path in sorted((ROOT / "configs").rglob("*.yaml")) if "\ncells:" not in path.read_text()]
 
 

@@ -1,4 +1,4 @@
-"""A confined process sees its own folder, Python and the system; not the site's files, nor its processes."""
+"""A confined process sees its own folder, Python and the system, but neither the site's files nor its processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(code: str, tmp_path: Path, *, read: tuple[Path, ...] = ()) -> subprocess
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "TMPDIR": str(own)})
 
 
-def test_its_own_folder_is_all_it_can_read_and_write(tmp_path: Path) -> None:
+def test_it_can_read_and_write_only_its_own_folder(tmp_path: Path) -> None:
     secret = tmp_path / "keys" / "key.pem"
     secret.parent.mkdir()
     secret.write_text("secret")
@@ -49,7 +49,7 @@ for attempt in (secret.read_text, lambda: secret.write_text("x"), secret.unlink,
     assert secret.read_text() == "secret"
 
 
-def test_what_it_is_given_to_read_it_cannot_change(tmp_path: Path) -> None:
+def test_it_cannot_change_read_only_paths(tmp_path: Path) -> None:
     given = tmp_path / "relay.pem"
     given.write_text("certificate")
     code = f"import pathlib; p = pathlib.Path({str(given)!r}); print(p.read_text()); p.write_text('other')"
@@ -59,7 +59,7 @@ def test_what_it_is_given_to_read_it_cannot_change(tmp_path: Path) -> None:
     assert given.read_text() == "certificate"
 
 
-def test_it_cannot_look_into_a_process_outside(tmp_path: Path) -> None:
+def test_it_cannot_inspect_a_process_outside(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as outside:
         try:
             done = run(f"open('/proc/{outside.pid}/environ', 'rb').read()", tmp_path)
@@ -68,7 +68,7 @@ def test_it_cannot_look_into_a_process_outside(tmp_path: Path) -> None:
     assert "PermissionError" in done.stderr
 
 
-def test_what_it_starts_is_confined_too_and_the_worker_can_be_reached(tmp_path: Path) -> None:
+def test_its_children_are_confined_too_and_can_reach_the_worker(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     path = tmp_path / "worker"
@@ -84,7 +84,7 @@ socket.socket(socket.AF_UNIX).connect({str(path)!r})
     assert done.returncode == 0, done.stderr
 
 
-def test_flower_s_end_of_a_site_can_be_imported(tmp_path: Path) -> None:
+def test_flower_s_side_of_a_site_can_be_imported(tmp_path: Path) -> None:
     done = run("import client_app.app, flwr.supernode.cli.flower_supernode", tmp_path)
     assert done.returncode == 0, done.stderr
 

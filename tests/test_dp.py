@@ -20,12 +20,12 @@ from fl_privacy.dp.ledger import Charge, Ledger, LedgerError, compose
 from fl_privacy.errors import FederationError
 
 DELTA = 1e-5
-# What C sigma instead of 2 C sigma would really give under replacement.
+# What noise of C sigma instead of 2 C sigma would really give under replacement.
 HALF_NOISE = {0.5: 1.067, 1: 2.155, 2: 4.393, 4: 9.085, 8: 19.121}
 
 
 @given(epsilon=st.floats(0.01, 50), delta=st.floats(1e-12, 0.1))
-def test_sigma_is_the_least_noise_that_does(epsilon: float, delta: float) -> None:
+def test_sigma_is_the_least_sufficient_noise(epsilon: float, delta: float) -> None:
     sigma = gaussian.sigma(epsilon, delta)
     assert gaussian.delta(sigma, epsilon) <= delta * (1 + 1e-9)
     assert gaussian.delta(sigma * 0.999, epsilon) > delta
@@ -43,19 +43,19 @@ def test_half_the_noise_is_more_than_twice_the_epsilon(epsilon: float, real: flo
 
 def test_known_values() -> None:
     assert gaussian.sigma(1.0, 1e-5) == pytest.approx(3.7306, abs=1e-4)
-    # The classic formula needs epsilon < 1; below it is looser, far above it gives too little noise.
+    # The classic formula needs epsilon < 1: below, it is looser; far above, it gives too little noise.
     classic = {e: np.sqrt(2 * np.log(1.25 / DELTA)) / e for e in (0.5, 40.0)}
     assert gaussian.sigma(0.5, DELTA) < classic[0.5]
     assert gaussian.sigma(40.0, DELTA) > classic[40.0]
 
 
 @pytest.mark.parametrize("epsilon", [0, -1, float("nan"), float("inf"), None])
-def test_what_is_no_budget_is_refused(epsilon: float) -> None:
+def test_an_invalid_budget_is_refused(epsilon: float) -> None:
     with pytest.raises(FederationError, match="epsilon"):
         gaussian.sigma(epsilon, DELTA)
 
 
-def test_precision_weights_make_the_least_noisy_mean() -> None:
+def test_precision_weights_give_the_least_noisy_mean() -> None:
     epsilons = [0.5, 1, 8]
     variances = np.array([gaussian.sigma(e, DELTA) ** 2 for e in epsilons])
     best = weights.RULES["precision"](epsilons, DELTA)
@@ -70,14 +70,14 @@ def round_charge(epsilon: float) -> Charge:
     return Charge(gaussian.sigma(epsilon, DELTA), unit="site", adjacency="replace")
 
 
-def test_one_round_costs_what_it_says() -> None:
+def test_one_round_costs_its_epsilon() -> None:
     assert compose([round_charge(1.0)], DELTA) == pytest.approx(1.0, rel=1e-2)
 
 
 @settings(max_examples=5, deadline=None)
 @given(count=st.integers(2, 20), epsilon=st.sampled_from((0.5, 1.0, 2.0)))
 def test_rounds_compose_as_one_gaussian(count: int, epsilon: float) -> None:
-    """n Gaussian rounds are exactly one with sigma / sqrt(n): the ledger is never below, and close above."""
+    """n Gaussian rounds equal one with sigma / sqrt(n): the ledger is never below that, and only slightly above."""
     exact = gaussian.epsilon(gaussian.sigma(epsilon, DELTA) / count**0.5, DELTA)
     assert exact <= compose([round_charge(epsilon)] * count, DELTA) * (1 + 1e-6)
     assert compose([round_charge(epsilon)] * count, DELTA) < exact * 1.02
@@ -124,7 +124,7 @@ def test_two_processes_share_one_ledger(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_one_changed_byte_is_found(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_changed_byte_is_detected(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("l") / "ledger"
     ledger = Ledger(path, 10.0, DELTA, site="site-0")
     for name in "abc":
@@ -143,7 +143,7 @@ def test_a_ledger_of_another_site_is_refused(tmp_path: Path) -> None:
         Ledger(tmp_path / "ledger", 10.0, DELTA, site="site-1")
 
 
-def test_a_line_cut_off_by_a_crash_was_never_charged(tmp_path: Path) -> None:
+def test_a_line_truncated_by_a_crash_was_never_charged(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     ledger = Ledger(path, 10.0, DELTA)
     ledger.charge("a", round_charge(1.0))
@@ -157,7 +157,7 @@ def test_a_line_cut_off_by_a_crash_was_never_charged(tmp_path: Path) -> None:
 
 
 def test_sigkill_loses_no_charge(tmp_path: Path) -> None:
-    """A process that says it has charged, has: whatever kills it."""
+    """Once a process reports a charge, the charge is durable, whatever kills the process."""
     script = f"""
 import sys
 from fl_privacy.dp.ledger import Charge, Ledger

@@ -48,7 +48,7 @@ route: {kind: shuffler, n_min: 3}
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As in a site: models this small only lose by a second one."""
+    """As at a site: a second thread only slows down models this small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -56,7 +56,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def batch(name: str, count: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """A model in float64, where rounding tells no ReLU apart from its neighbour, and records for it."""
+    """A model in float64, where rounding does not flip a ReLU, and records for it."""
     classes = 0 if name == "lstm" else 10
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(count, *SHAPES[name], generator=generator, dtype=torch.float64)
@@ -65,17 +65,17 @@ def batch(name: str, count: int) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> list[tuple[Tensor, ...]]:
-    """Each record's gradient by itself, by nothing but autograd."""
+    """Each record's gradient computed separately by autograd."""
     found = list(model.parameters())
     return [torch.autograd.grad(loss_of(model(x[i : i + 1]), y[i : i + 1]), found) for i in range(len(y))]
 
 
-def test_every_shipped_model_is_tried() -> None:
+def test_every_shipped_model_is_covered() -> None:
     assert set(SHAPES) == set(models.BUILDERS)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_per_record_gradients_are_those_of_records_one_by_one(name: str) -> None:
+def test_per_record_gradients_equal_those_of_single_records(name: str) -> None:
     model, x, y = batch(name, 5)
     found, alone = per_record.gradients(model, x, y), one_by_one(model, x, y)
     assert [g.shape[1:] for g in found] == [w.shape for w in model.parameters()]
@@ -85,7 +85,7 @@ def test_per_record_gradients_are_those_of_records_one_by_one(name: str) -> None
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", ["lenet5", "mobilecnn"])
-def test_per_record_gradients_are_those_of_opacus(name: str) -> None:
+def test_per_record_gradients_match_opacus(name: str) -> None:
     from opacus import GradSampleModule
 
     model, x, y = batch(name, 5)
@@ -105,14 +105,14 @@ def test_shipped_models_pass_the_self_test(name: str) -> None:
 
 
 class Centred(nn.Module):
-    """No batch normalisation by name, and yet every record is seen through the others."""
+    """Not a batch normalisation by name, but every record's output depends on the others."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(dim=0) if len(x) > 1 else x
 
 
 class Counting(nn.Module):
-    """Keeps something of the records that it saw."""
+    """Keeps state from the records it saw."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def test_models_that_mix_or_remember_records_are_refused_with_the_fix(kind: str)
     with pytest.raises(FederationError, match=r"task\.model: .*GroupNorm") as error:
         per_record.check(model, (1, 8, 8), 10)
     assert "\n" not in str(error.value)
-    if kind == "batch norm":  # one that Opacus knows is named
+    if kind == "batch norm":  # a layer that Opacus knows is named
         assert "BatchNorm2d '1'" in str(error.value)
 
 
@@ -148,7 +148,7 @@ def norm(parts: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("bound", [1e-3, 0.5, 1e6])
-def test_a_record_moves_the_sum_by_the_bound_at_most_over_the_whole_model(bound: float) -> None:
+def test_a_record_moves_the_sum_by_at_most_the_bound_over_the_whole_model(bound: float) -> None:
     model, x, y = batch("mlp", 6)
     model, x = model.float(), x.float()
     alone = one_by_one(model, x, y)
@@ -156,7 +156,7 @@ def test_a_record_moves_the_sum_by_the_bound_at_most_over_the_whole_model(bound:
         clipped = dpsgd.clipped_sum(model, x[index : index + 1], y[index : index + 1], bound)
         assert norm(clipped) <= bound
         assert norm(clipped) == pytest.approx(min(bound, norm(list(alone[index]))), rel=1e-5)
-    # What all move together is the sum of what each moves, and the parts of a large batch come to the same.
+    # All records together move the sum by the sum of what each moves, and splitting a large batch changes nothing.
     whole = dpsgd.clipped_sum(model, x, y, bound)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dpsgd, "MOST_NUMBERS", 2 * sum(w.numel() for w in model.parameters()))
@@ -179,7 +179,7 @@ def test_a_record_whose_gradient_overflows_cannot_fail_the_round() -> None:
 
 
 def trained(plan: Plan, data: Dataset, recipe: Recipe, key: bytes = KEY) -> np.ndarray:
-    """The whole of what a training does to a wide model."""
+    """The complete change that a training makes to a wide model."""
     model = models.build("mlp", (1, 8, 8), 10, seed=0, hidden=(4000,))
     start, _ = vector.flatten(model)
     dpsgd.fit(model, data, recipe, Private(plan, key))
@@ -191,18 +191,18 @@ def digits(count: int) -> Dataset:
     return Dataset(rng.random((count, 1, 8, 8), np.float32), rng.integers(10, size=count))
 
 
-def test_an_empty_batch_gets_the_noise_of_every_other() -> None:
-    """At a rate of almost 0 all batches are empty: what is left is noise alone, once a step."""
+def test_an_empty_batch_gets_the_same_noise_as_every_other() -> None:
+    """At a rate of almost 0 all batches are empty: only noise is left, once per step."""
     plan = Plan(rate=1e-12, steps=3, batch=4.0, clip=0.5, noise=2.0)
     found = trained(plan, digits(8), Recipe(epochs=1, batch_size=4, lr=0.25))
     expected = 0.25 * math.sqrt(3) * 2.0 * 0.5 / 4.0
-    # The standard deviation of an estimate from n Gaussians is sigma / sqrt(2 n), of a mean sigma / sqrt(n); six each.
+    # An estimated sigma of n Gaussians has standard deviation sigma / sqrt(2 n), a mean sigma / sqrt(n); six of each.
     assert found.std() == pytest.approx(expected, rel=6 / math.sqrt(2 * found.size))
     assert abs(found.mean()) < 6 * expected / math.sqrt(found.size)
 
 
 def test_the_noise_of_a_step_is_its_multiplier_times_the_bound_over_the_expected_batch() -> None:
-    """What noise adds to the same batches: the bound is the same in both, so gradients cancel, in a single step."""
+    """What noise adds to the same batches in a single step: the bound is the same in both, so gradients cancel."""
     recipe, data = Recipe(epochs=1, batch_size=4, lr=1.0), digits(8)
     plan = Plan(rate=0.5, steps=1, batch=4.0, clip=0.3, noise=1.5)
     silent = Plan(rate=0.5, steps=1, batch=4.0, clip=0.3, noise=0.0)
@@ -218,19 +218,19 @@ def test_without_sampling_clipping_and_noise_it_is_gradient_descent() -> None:
     plain = models.build("mlp", (1, 8, 8), 10, seed=0, hidden=(4000,))
     start, _ = vector.flatten(plain)
     fit(plain, data, recipe, seed=0)
-    # Batches of all eight records, in whatever order: float32 sums differ in their last digits.
+    # Batches of all eight records in any order: float32 sums differ in their last digits.
     np.testing.assert_allclose(
         trained(private.clean.plan, data, recipe), vector.flatten(plain)[0] - start, rtol=1e-3, atol=1e-6
     )
 
 
-# By Opacus's own solver (get_noise_multiplier, accountant prv, epsilon to 0.001), which takes ten seconds for these.
+# From Opacus's own solver (get_noise_multiplier, accountant prv, epsilon to 0.001), which takes ten seconds for these.
 KNOWN = {(1.0, 1 / 9, 18): 2.2144, (8.0, 1 / 5, 20): 0.8994, (2.0, 1 / 375, 1875): 0.6813}
 PRV_ERROR = 0.01
 
 
 @pytest.mark.parametrize("problem", KNOWN)
-def test_noise_is_that_of_opacus_and_keeps_the_budget(problem: tuple[float, float, int]) -> None:
+def test_noise_matches_opacus_and_keeps_the_budget(problem: tuple[float, float, int]) -> None:
     from opacus.accountants import PRVAccountant
 
     epsilon, rate, steps = problem
@@ -240,11 +240,11 @@ def test_noise_is_that_of_opacus_and_keeps_the_budget(problem: tuple[float, floa
     assert 0.99 * epsilon < spent <= epsilon
     other = PRVAccountant()
     other.history = [(noise, rate, steps)]
-    # What it gives is above the truth by the error that it is allowed.
+    # Its result exceeds the true value by up to its allowed error.
     assert other.get_epsilon(DELTA, eps_error=PRV_ERROR) - PRV_ERROR == pytest.approx(epsilon, rel=0.01)
 
 
-def test_without_sampling_noise_is_that_of_one_gaussian() -> None:
+def test_without_sampling_the_noise_is_that_of_one_gaussian() -> None:
     exact = gaussian.sigma(2.0, DELTA) * math.sqrt(5)
     assert exact <= sampled.noise_multiplier(2.0, DELTA, 1.0, 5) < exact * 1.002
 
@@ -262,7 +262,7 @@ def test_sites_of_similar_size_share_one_solution() -> None:
 
 
 def federation(tmp_path: Path, epsilon: float = 20.0, more: str = "") -> Federation:
-    """Site `a` has a policy of its own."""
+    """Site `a` has its own policy."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(f"epsilon_per_round: 8\nepsilon: {epsilon}\ntasks: [digits]\nunits: [record]\n")
     sites = f"sites: [{{name: a, epsilon: 8, policy: {policy}}}, {{name: b, epsilon: 8}}, {{name: c, epsilon: 9}}]"
@@ -277,7 +277,7 @@ def never(fit: Any) -> np.ndarray:
     raise AssertionError("trained again")
 
 
-def test_a_round_is_charged_by_record_and_resent_as_the_same_bytes(tmp_path: Path) -> None:
+def test_a_round_is_charged_per_record_and_resent_as_the_same_bytes(tmp_path: Path) -> None:
     first = Idle(federation(tmp_path), "a", tmp_path, records=288)
     sent = first.prepare("run", 1, "attempt", noisy)
     again = Idle(federation(tmp_path), "a", tmp_path, records=288)
@@ -296,7 +296,7 @@ def test_the_round_that_would_overspend_is_refused_before_training(tmp_path: Pat
         site.prepare("run", 2, "attempt", never)
 
 
-def test_a_ledger_of_whole_updates_takes_no_records(tmp_path: Path) -> None:
+def test_a_ledger_of_whole_updates_refuses_record_level_charges(tmp_path: Path) -> None:
     Ledger(tmp_path / "ledger.jsonl", 20.0, DELTA, "a").charge("before", ldp.charge(1.0, DELTA))
     with pytest.raises(LedgerError, match="use a separate ledger for each"):
         Idle(federation(tmp_path), "a", tmp_path, records=288).prepare("run", 1, "attempt", never)
@@ -316,7 +316,7 @@ def test_a_policy_binds_and_a_site_without_records_is_named(tmp_path: Path) -> N
         Idle(made, "a", tmp_path, records=288)
 
 
-def test_keys_are_seeded_only_where_a_run_is_to_be_repeatable(tmp_path: Path) -> None:
+def test_keys_are_seeded_only_in_a_reproducible_run(tmp_path: Path) -> None:
     def key(name: str, more: str = "") -> np.ndarray:
         return Idle(federation(tmp_path, more=more), "b", tmp_path / name, 288).prepare("run", 1, "attempt", noisy)
 
@@ -331,14 +331,14 @@ def test_keys_are_seeded_only_where_a_run_is_to_be_repeatable(tmp_path: Path) ->
         ("combine: {kind: fedavg, weights: precision}", "combine.weights", "epsilon"),
     ],
 )
-def test_what_needs_the_noise_of_an_update_is_refused(more: str, field: str, fix: str) -> None:
+def test_choices_that_need_noise_on_the_update_are_refused(more: str, field: str, fix: str) -> None:
     text = "sites: {count: 3, epsilon: 1}\nprivatise: {kind: dpsgd}\n"
     with pytest.raises(FederationError, match=f"{field}: .*use {fix}"):
         Federation.parse(text + more)
     assert Federation.parse(text + more.replace("levelled", "published").replace("precision", "epsilon"))
 
 
-def test_a_plan_tells_the_noise_of_a_step_and_the_epsilon_of_all_rounds() -> None:
+def test_a_plan_shows_the_noise_per_step_and_the_epsilon_of_all_rounds() -> None:
     (tier,) = tiers(Federation.parse(CONFIG + "rounds: 2"))
     plan = sampled.plan(1438 // 3, 2, 64, 1.0, 8.0, DELTA)
     assert (tier.epsilon, tier.sites, tier.unit) == (8, 3, "record")
@@ -347,7 +347,7 @@ def test_a_plan_tells_the_noise_of_a_step_and_the_epsilon_of_all_rounds() -> Non
 
 
 def sites_of(made: Federation, folder: Path) -> list[Site]:
-    """As a simulation has them: in one process, with one workload."""
+    """Sites as in a simulation: in one process, with one workload."""
     work, authority = Workload(made), Authority.open(folder / "ca")
     found = []
     for name in made.site_names:
@@ -373,7 +373,7 @@ def test_a_federation_learns_and_its_truth_is_the_training_without_noise(tmp_pat
     truth = View(tmp_path / "site-0" / "truth")
     assert truth.rounds == [1, 2, 3]
     assert np.array_equal(truth.round(1).arrays["update"], clean)
-    sent = sites[0].payload(At("run", 3, "attempt-3"), model)  # a resend, of the last round
+    sent = sites[0].payload(At("run", 3, "attempt-3"), model)  # a resend of the last round
     assert np.array_equal(sent, updates[0])
     assert not np.array_equal(sent, truth.round(3).arrays["update"])
     accuracy = work.evaluate(model).accuracy

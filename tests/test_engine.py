@@ -1,4 +1,4 @@
-"""scripts/compose-test.sh: its exit code is what CI goes by, and the engine it started is stopped, however it ends."""
+"""scripts/compose-test.sh: CI relies on its exit code, and it always stops the engine it started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def program(path: Path, text: str) -> Path:
     ("engine", "wheelhouse", "tests", "code"),
     [(False, 1, 0, 1), (False, 0, 0, 3), (True, 1, 0, 1), (True, 0, 0, 0), (True, 0, 1, 1), (True, 0, 3, 1)],
 )
-def test_only_a_missing_engine_is_3(tmp_path: Path, engine: bool, wheelhouse: int, tests: int, code: int) -> None:
+def test_only_a_missing_engine_is_exit_code_3(
+    tmp_path: Path, engine: bool, wheelhouse: int, tests: int, code: int
+) -> None:
     up = tmp_path / "up"
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     (tmp_path / "Makefile").write_text(f"wheelhouse:\n\t@exit {wheelhouse}\n")

@@ -1,4 +1,4 @@
-"""A party asks for its certificate, the authority signs it, the party installs it; and what of it is refused."""
+"""A party requests its certificate, the authority signs it, the party installs it; and what is refused on the way."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_party_gets_a_certificate_for_a_key_that_never_leaves_it(authority: Au
 
 
 def test_joins_are_additive(authority: Authority, tmp_path: Path) -> None:
-    """Two at once, one later, and a superlink that takes the late one in; nobody's files change by another's join."""
+    """Two sites at once, one later, and a superlink that admits the late one; a join changes nobody else's files."""
     kits = [make_kit(tmp_path / "kits", "site", f"site-{k}") for k in range(3)]
     superlink = make_kit(tmp_path / "kits", "superlink", "superlink", hosts=HOSTS)
     join(authority, superlink)
@@ -81,7 +81,7 @@ def test_joins_are_additive(authority: Authority, tmp_path: Path) -> None:
     assert validity.days == 7
 
 
-def test_a_lost_request_is_made_again_with_the_same_keys(authority: Authority, site: Path) -> None:
+def test_a_lost_request_is_recreated_with_the_same_keys(authority: Authority, site: Path) -> None:
     first, again = enrol.request(site)[1], enrol.request(site)[1]
     assert first.describe() == again.describe()
     join(authority, site)
@@ -89,7 +89,7 @@ def test_a_lost_request_is_made_again_with_the_same_keys(authority: Authority, s
         enrol.request(site)
 
 
-def test_a_name_that_is_taken_needs_the_old_key_or_a_decision(authority: Authority, site: Path, tmp_path: Path) -> None:
+def test_a_taken_name_needs_the_old_key_or_a_decision(authority: Authority, site: Path, tmp_path: Path) -> None:
     join(authority, site)
     thief = make_kit(tmp_path / "thief", "site", "site-0")
     asked = enrol.request(thief)[0]
@@ -112,8 +112,8 @@ def test_a_renewal_needs_no_decision(authority: Authority, site: Path, new_key: 
     assert mode(site / "keys" / "key.pem") == 0o600
 
 
-def test_a_renewal_proved_by_the_wrong_key_is_no_renewal(authority: Authority, site: Path, tmp_path: Path) -> None:
-    """Another site's proof, a proof of another request, a revoked proof."""
+def test_a_renewal_proved_by_the_wrong_key_is_refused(authority: Authority, site: Path, tmp_path: Path) -> None:
+    """Another site's proof, a proof for another request, a revoked proof."""
     join(authority, site)
     other = make_kit(tmp_path / "kits", "site", "site-1")
     join(authority, other)
@@ -141,7 +141,7 @@ def _csr(kit: Path, identity: Identity, *hosts: str, key: ec.EllipticCurvePrivat
     return made.public_bytes(serialization.Encoding.PEM).decode()
 
 
-# What is changed in a good request of site-0; where True, its holder signs it again.
+# What is changed in a good request of site-0; with True, its holder signs it again.
 TAMPERED: dict[str, tuple[Callable[[Path, dict[str, Any]], dict[str, Any]], bool]] = {
     "csr for another name": (lambda kit, r: {"csr": _csr(kit, Identity("test", "site", "site-1"))}, True),
     "csr for another role": (lambda kit, r: {"csr": _csr(kit, Identity("test", "server", "site-0"))}, True),
@@ -182,7 +182,7 @@ def _public(curve: ec.EllipticCurve) -> str:
 
 
 @pytest.mark.parametrize("name", TAMPERED)
-def test_a_request_that_was_tampered_with_is_not_signed(authority: Authority, site: Path, name: str) -> None:
+def test_a_tampered_request_is_not_signed(authority: Authority, site: Path, name: str) -> None:
     change, signs = TAMPERED[name]
     asked = enrol.request(site)[0]
     values = json.loads(asked.read_text())
@@ -199,7 +199,7 @@ def test_a_request_that_was_tampered_with_is_not_signed(authority: Authority, si
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[" * 60_000, b"[]", b"{}", b"null", b" " * 100_000])
-def test_garbage_is_not_signed_and_not_installed(authority: Authority, site: Path, data: bytes) -> None:
+def test_garbage_is_neither_signed_nor_installed(authority: Authority, site: Path, data: bytes) -> None:
     file = site / "some.json"
     file.write_bytes(data)
     with pytest.raises(FederationError):
@@ -208,7 +208,7 @@ def test_garbage_is_not_signed_and_not_installed(authority: Authority, site: Pat
         enrol.install(site, file)
 
 
-def test_one_bad_request_holds_up_the_others(authority: Authority, site: Path, tmp_path: Path) -> None:
+def test_one_bad_request_stops_the_whole_batch(authority: Authority, site: Path, tmp_path: Path) -> None:
     good = enrol.request(site)[0]
     other = make_kit(tmp_path / "other", "site", "site-1", federation="there")
     with pytest.raises(LaunchError, match="'there'"):
@@ -238,7 +238,7 @@ def test_only_what_fits_the_kit_is_installed(authority: Authority, site: Path, t
     assert contents(site / "keys") == before
 
 
-def test_a_signed_file_is_believed_as_a_whole(authority: Authority, site: Path, tmp_path: Path) -> None:
+def test_a_signed_file_is_accepted_only_as_a_whole(authority: Authority, site: Path, tmp_path: Path) -> None:
     superlink = make_kit(tmp_path / "kits", "superlink", "superlink", hosts=HOSTS)
     signed = join(authority, site)
     with pytest.raises(LaunchError, match="has no authority"):
@@ -263,7 +263,7 @@ def test_an_expired_certificate_is_not_installed(tmp_path: Path) -> None:
         enrol.install(kit, kit / "signed.json")
 
 
-def test_revocations_are_taken_from_their_authority_only_and_never_go_back(
+def test_revocations_are_accepted_only_from_their_authority_and_never_roll_back(
     authority: Authority, site: Path, tmp_path: Path
 ) -> None:
     shuffler = make_kit(tmp_path / "kits", "shuffler", "shuffler", hosts=HOSTS)
@@ -287,7 +287,7 @@ def test_revocations_are_taken_from_their_authority_only_and_never_go_back(
     assert Keyring(shuffler / "keys").revoked() == authority.revoked()
 
 
-def test_an_authority_is_not_made_twice_nor_by_mistake(tmp_path: Path) -> None:
+def test_an_authority_is_not_created_twice_or_by_mistake(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="pki init"):
         Authority.load(tmp_path / "a")
     made = Authority.create(tmp_path / "a")
@@ -299,7 +299,7 @@ def test_an_authority_is_not_made_twice_nor_by_mistake(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "ca.pem").read_bytes() == made.pem
 
 
-def test_the_commands_do_the_whole_life_cycle_and_print_nothing_secret(
+def test_the_commands_cover_the_whole_life_cycle_and_print_no_secrets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, site = tmp_path / "authority", make_kit(tmp_path / "kits", "site", "site-0")

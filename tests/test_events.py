@@ -1,4 +1,4 @@
-"""The event log: nothing is lost, whoever writes, rotates, crashes or fills the disk."""
+"""The event log: no event is lost, whoever writes, rotates, crashes or fills the disk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_no_event_is_lost_while_many_threads_and_processes_rotate(tmp_path: Path
     assert {stat.S_IMODE(file.stat().st_mode) for file in written} == {0o640}
 
 
-def test_each_writer_s_events_stay_in_order_and_only_the_oldest_files_go(tmp_path: Path) -> None:
+def test_each_writer_s_events_stay_in_order_and_only_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     events = EventFile(tmp_path / "e", size=100, files=3)
     for n in range(100):
         events.append(b'{"n":%2d}\n' % n)
@@ -57,14 +57,14 @@ def test_each_writer_s_events_stay_in_order_and_only_the_oldest_files_go(tmp_pat
     assert len(numbers) > 20
 
 
-def test_a_line_that_a_crash_cut_off_spoils_no_other(tmp_path: Path) -> None:
+def test_a_line_truncated_by_a_crash_damages_no_other(tmp_path: Path) -> None:
     path = tmp_path / "e"
     path.write_text('{"event":"cut o')
     Log("site-0", events=path).own("whole")
     assert json.loads(path.read_text().splitlines()[-1])["event"] == "whole"
 
 
-def test_a_kept_event_has_time_role_event_run_and_round_first_and_is_of_bounded_length(tmp_path: Path) -> None:
+def test_a_kept_event_starts_with_time_role_event_run_and_round_and_has_bounded_length(tmp_path: Path) -> None:
     path = tmp_path / "e"
     Log("site-0", events=path)("failed", round=3, reason="\n" + "x" * 9999, loss=float("nan"), own={"peer": "a"})
     (line,) = path.read_text().splitlines()
@@ -75,7 +75,7 @@ def test_a_kept_event_has_time_role_event_run_and_round_first_and_is_of_bounded_
     assert len(event["reason"]) == logs.LONGEST_TEXT
 
 
-def test_a_full_disk_stops_nobody_and_is_told_once(
+def test_a_full_disk_stops_nobody_and_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "e"
@@ -94,11 +94,11 @@ def test_a_full_disk_stops_nobody_and_is_told_once(
     assert [(e["event"], e["count"]) for e in kept(path)] == [("events-lost", 5), ("released", 5)]
 
 
-def test_a_file_system_without_room_is_such_a_disk(tmp_path: Path) -> None:
+def test_a_full_file_system_stops_nobody_and_lost_events_are_counted(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", small]).returncode:
-        pytest.skip("needs root and the right to mount a small file system")
+        pytest.skip("needs root and permission to mount a small file system")
     try:
         log = Log("shuffler", events=small / "e")
         for n in range(500):
@@ -114,14 +114,14 @@ def test_a_file_system_without_room_is_such_a_disk(tmp_path: Path) -> None:
     assert len(found) + after[0]["count"] == 500
 
 
-def test_an_event_file_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_an_unusable_event_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for path in (tmp_path, tmp_path / "link", Path("/proc/events")):
         with pytest.raises(LaunchError, match=f"events {path}: .*--events"):
             Log("site-0", events=path)
 
 
-def test_what_a_peer_can_cause_at_will_is_told_so_often_and_then_counted(
+def test_events_that_a_peer_can_cause_at_will_are_rate_limited_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, now = Log("shuffler", events=tmp_path / "e"), itertools.chain([1000.0] * 500, itertools.repeat(1061.0))

@@ -38,7 +38,7 @@ ADDED = {
     ("fl_privacy.behaviours", "sign-flip"),
 }
 PARAMETERS = 1000
-RECEIVED = 4 * 178 * 2  # bytes of a round: four updates of 178 float16
+RECEIVED = 4 * 178 * 2  # bytes per round: four updates of 178 float16
 
 Shell = Callable[[str], str]
 
@@ -51,7 +51,7 @@ def test_the_page_shows_the_package_word_for_word() -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as pip installs it, in a folder of its own: the environment of the tests stays as it is."""
+    """The package as pip installs it, in its own folder: the environment of the tests does not change."""
     folder = tmp_path_factory.mktemp("extending")
     for name, text in FILES.items():
         path = folder / name if name.endswith(".yaml") else folder / "fl-example" / name
@@ -74,7 +74,7 @@ def plugged(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def shell(installed: Path) -> Shell:
-    """Runs a command of the page in the folder of the package; what it prints."""
+    """Runs a command of the page in the package's folder; returns the output."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(installed / "site"), "COLUMNS": "200"}
 
@@ -91,7 +91,7 @@ def shell(installed: Path) -> Shell:
 # What is installed
 
 
-def test_plugins_lists_ours_and_theirs_with_their_package(shell: Shell) -> None:
+def test_plugins_lists_built_in_and_installed_ones_with_their_package(shell: Shell) -> None:
     found = json.loads(shell("fl-privacy plugins --json"))["plugins"]
     theirs = [plugin for plugin in found if plugin["package"] == "fl-example"]
     assert {(plugin["group"], plugin["name"]) for plugin in theirs} == ADDED
@@ -105,7 +105,7 @@ def test_plugins_lists_ours_and_theirs_with_their_package(shell: Shell) -> None:
 
 
 def write_package(folder: Path, name: str, points: str, **modules: str) -> None:
-    """A package as pip would have unpacked it."""
+    """A package as pip would unpack it."""
     info = folder / f"{name}-2.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n")
@@ -114,7 +114,7 @@ def write_package(folder: Path, name: str, points: str, **modules: str) -> None:
         (folder / f"{module}.py").write_text(text)
 
 
-def test_a_plugin_that_cannot_be_used_is_listed_with_its_reason(
+def test_an_unusable_plugin_is_listed_with_the_reason(
     plugged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = (
@@ -176,7 +176,7 @@ def test_reading_a_config_with_the_task_imports_no_torch(installed: Path, shell:
     )
 
 
-def test_the_own_model_follows_the_seed_and_trains_under_dpsgd(plugged: Path, tmp_path: Path) -> None:
+def test_the_task_s_own_model_follows_the_seed_and_trains_under_dpsgd(plugged: Path, tmp_path: Path) -> None:
     from client_app.site import Site
     from fl_privacy.identity.keyring import Keyring
     from fl_privacy.tasks.workload import Workload, model_of
@@ -217,15 +217,15 @@ def updates() -> list[np.ndarray]:
     return [rng.normal(size=PARAMETERS).astype(np.float32) for _ in range(4)]
 
 
-def test_rounding_errors_are_made_up_for_and_survive_a_crash(plugged: Path, tmp_path: Path) -> None:
+def test_rounding_errors_are_carried_over_and_survive_a_crash(plugged: Path, tmp_path: Path) -> None:
     running = pipeline(plugged, tmp_path / "whole")
     whole = [sent(running, round, update) for round, update in enumerate(updates(), 1)]
-    # A crash between two rounds: the next object knows what is on the disk, and nothing else.
+    # A crash between two rounds: the next object knows only what is on disk.
     broken = [sent(pipeline(plugged, tmp_path / "broken"), round, update) for round, update in enumerate(updates(), 1)]
     for one, other in zip(whole, broken, strict=True):
         assert one.dtype == np.float16
         np.testing.assert_array_equal(one, other)
-    # What was sent differs from what was trained by the last rounding alone: half a unit in the last place.
+    # The updates sent differ from those trained only by the last rounding: half a unit in the last place.
     total, wanted = np.sum(whole, axis=0, dtype=np.float64), np.sum(updates(), axis=0, dtype=np.float64)
     last = np.spacing(np.abs(whole[-1])).astype(np.float64)
     assert np.all(np.abs(total - wanted) <= last / 2 + 1e-6)
@@ -233,7 +233,7 @@ def test_rounding_errors_are_made_up_for_and_survive_a_crash(plugged: Path, tmp_
     assert np.abs(total - wanted).sum() < np.abs(forgetful - wanted).sum()
 
 
-def test_an_attempt_that_is_sent_again_is_the_same_bytes(plugged: Path, tmp_path: Path) -> None:
+def test_a_resent_attempt_is_the_same_bytes(plugged: Path, tmp_path: Path) -> None:
     first, second, third, _ = updates()
     steps = pipeline(plugged, tmp_path)
     sent(steps, 1, first)
@@ -255,10 +255,10 @@ def test_half_the_bytes_on_every_route(plugged: Path) -> None:
         assert (before, after) == (4 * PARAMETERS, 2 * PARAMETERS)
 
 
-def test_float16_and_the_geometric_median_fit_what_they_can(plugged: Path) -> None:
+def test_float16_and_the_geometric_median_refuse_what_they_do_not_support(plugged: Path) -> None:
     with pytest.raises(ConfigError, match="geometric-median needs whole updates"):
         Federation.parse("sites: 3\nroute: {kind: shards}\ncombine: {kind: geometric-median}")
-    # The shuffler could not add the missing noise to such rows.
+    # The shuffler cannot add the missing noise to such rows.
     with pytest.raises(ConfigError, match=r"'levelled' adds noise to float32, and updates are float16; use published"):
         Federation.parse(
             "sites: {count: 3, epsilon: 1}\nprivatise: {kind: ldp}\ncompress: {kind: float16}\n"
@@ -282,7 +282,7 @@ def test_the_geometric_median_resists_an_outlier_and_the_order_of_rows(plugged: 
 
 @pytest.fixture(scope="module")
 def followed(shell: Shell) -> dict[str, str]:
-    """Every command of the page after the installation, with what it printed."""
+    """Every command of the page after the installation, with its output."""
     assert COMMANDS[0] == "pip install ./fl-example"
     return {command: shell(command) for command in COMMANDS[1:]}
 
@@ -317,7 +317,7 @@ def test_the_page_can_be_followed(followed: dict[str, str], installed: Path) -> 
         assert run.manifest["versions"]["fl-example"] == "0.1.0"
         learns(run)
     assert "178 parameters" in followed["fl-privacy plan extended.yaml"]
-    # Three seeds of three rounds: whatever was guessed, chance is one in four.
+    # Three seeds of three rounds: whatever the guess, chance is one in four.
     assert scores(the_run(installed, "extended"))["chance"] == 0.25
     assert scores(the_run(installed, "flipped")) == {"value": 1.0, "chance": 0.25}
 

@@ -1,4 +1,4 @@
-"""Whoever can submit a run ships code to the sites. It reaches neither data nor keys nor an upload."""
+"""Anyone who can submit a run ships code to the sites. That code reaches no data, no keys and no upload."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = b"patient record 4711"
 
 @pytest.fixture(scope="module")
 def loot(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, str]], Workspace]:
-    """What the hostile ClientApps brought home from every site, and the federation they were in."""
+    """What the hostile ClientApps returned from every site, and their federation."""
     runs, app = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("app") / "hostile_app"
     shutil.copytree(HOSTILE, app)
     federation = Federation.parse(CONFIG)
@@ -63,7 +63,7 @@ def test_it_reads_neither_keys_nor_data(loot: tuple[list[dict[str, str]], Worksp
         assert found["key"] == "PermissionError"
         assert found["authority"] == "PermissionError"
         assert found["data"] == "PermissionError"
-        # Confined, it does not even find the worker's process.
+        # A confined app does not even find the worker's process.
         assert found["memory"] in ("PermissionError", "FileNotFoundError")
 
 
@@ -76,7 +76,7 @@ def test_it_gets_no_upload(loot: tuple[list[dict[str, str]], Workspace]) -> None
     assert '"accepted"' not in log
 
 
-def test_the_worker_outlives_nonsense_on_its_socket(loot: tuple[list[dict[str, str]], Workspace]) -> None:
+def test_the_worker_survives_nonsense_on_its_socket(loot: tuple[list[dict[str, str]], Workspace]) -> None:
     """The ticket above was answered after the nonsense had been sent."""
     for found in loot[0]:
         assert found["nonsense"] in ("closed", "ConnectionResetError")

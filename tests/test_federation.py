@@ -45,7 +45,7 @@ def final_model(path: Path | str) -> np.ndarray:
 
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:
-    """Whatever still runs and has this run's state on its command line."""
+    """Running processes with this run's state folder on their command line."""
     marks = (str(run_dir), str(run_dir.parent / ".state" / run_dir.name))
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
@@ -62,7 +62,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unbroken(runs: Path) -> Result:
-    """The repeatable federation on the local engine."""
+    """The reproducible federation on the local engine."""
     return up(Federation.parse(REPEATABLE), "local", runs)
 
 
@@ -89,8 +89,8 @@ def test_every_view_verifies_against_the_authority(unbroken: Result, runs: Path)
     assert {"server", "shuffler"} <= set(open_run(unbroken.path).observers)
 
 
-def test_the_server_sees_the_shufflers_updates_mixed(unbroken: Result) -> None:
-    """Same values in every column, in another order: and nothing else of the sites."""
+def test_the_server_sees_only_mixed_updates_from_the_shuffler(unbroken: Result) -> None:
+    """The same values in every column, in another order, and nothing else from the sites."""
     run = open_run(unbroken.path)
     moved = 0
     for round in run.view("server").rounds:
@@ -112,7 +112,7 @@ def test_no_field_of_the_server_view_names_who_sent_a_row(unbroken: Result) -> N
         assert invited == sorted(invited)
 
 
-def test_truth_is_what_the_shuffler_received(unbroken: Result) -> None:
+def test_the_truth_equals_what_the_shuffler_received(unbroken: Result) -> None:
     run = open_run(unbroken.path)
     view = run.view("shuffler")
     rows = [event for event in view.events(1) if isinstance(event, Row)]
@@ -127,8 +127,8 @@ def test_the_fab_holds_only_its_pyproject() -> None:
     assert sorted(names) == [".info/CONTENT", "pyproject.toml"]
 
 
-def test_the_code_that_ran_was_the_installed_one(unbroken: Result, runs: Path) -> None:
-    """What Flower unpacked at each site has no Python in it, so none of it can have run."""
+def test_the_installed_code_ran(unbroken: Result, runs: Path) -> None:
+    """What Flower unpacked at each site contains no Python, so none of it can have run."""
     unpacked = list((runs / ".state" / unbroken.run).rglob("flwr/apps/**/pyproject.toml"))
     assert len(unpacked) >= 3
     assert [p for folder in unpacked for p in folder.parent.rglob("*.py")] == []
@@ -140,18 +140,18 @@ def wait_for_event(log: Path, event: str, count: int = 1, timeout: float = 120) 
         if log.exists() and log.read_text().count(f'"event":"{event}"') >= count:
             return
         time.sleep(0.05)
-    raise AssertionError(f"{event} did not come in {timeout} s")
+    raise AssertionError(f"no event {event} within {timeout} s")
 
 
 @pytest.fixture
 def interrupted(engine: str, runs: Path, tmp_path: Path) -> Path:
-    """A run that was interrupted by Ctrl-C after its second round."""
+    """A run interrupted by Ctrl-C after its second round."""
     config = tmp_path / "repeatable.yaml"
     config.write_text(REPEATABLE)
     before = set(runs.iterdir())
     command = [str(Path(sys.executable).with_name("fl-privacy")), "up", str(config), "--runs-dir", str(runs)]
     command += ["--engine", engine]
-    # Whoever runs the tests may ignore Ctrl-C (as a job in the background does), and children inherit that.
+    # The test runner may ignore SIGINT (a background job does), and children inherit that.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     while not (found := [p for p in runs.iterdir() if p not in before and p.name.startswith("repeatable-")]):
@@ -191,7 +191,7 @@ def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small]).returncode:
-        pytest.skip("needs root and the right to mount a small file system")
+        pytest.skip("needs root and permission to mount a small file system")
     try:
         config = tmp_path / "c.yaml"
         config.write_text("sites: 3")
@@ -204,8 +204,8 @@ def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_sites_that_fail_end_the_run_with_a_reason(runs: Path) -> None:
-    """A learning rate that explodes: every site refuses to send, and the run says so instead of waiting."""
+def test_a_run_whose_sites_fail_ends_with_a_reason(runs: Path) -> None:
+    """With an exploding learning rate every site refuses to send, and the run reports it instead of waiting."""
     text = "sites: 3\nrounds: 1\nattempts: 1\ntask: {train: {lr: 1.0e+30}}"
     result = up(Federation.parse(text), "simulation", runs)
     assert result.status == "failed"
@@ -213,7 +213,7 @@ def test_sites_that_fail_end_the_run_with_a_reason(runs: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_up_ends_with_one_line_of_json_and_the_server_route_names_every_row(tmp_path: Path) -> None:
+def test_up_prints_one_line_of_json_at_the_end_and_the_server_route_names_every_row(tmp_path: Path) -> None:
     """The baseline, from the command line."""
     config = tmp_path / "c.yaml"
     config.write_text("sites: 3\nrounds: 1\nroute: {kind: server}\ntask: {train: {epochs: 1}}")

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, locks end with their holder, and an address is read as it was written."""
+"""Files appear whole or not at all, locks end with their holder, and addresses read back as written."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ HOSTS = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,20}[a-z0-9])?", fullmatch=True) | 
 
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("unique", [True, False])
-def test_a_file_that_is_not_finished_leaves_the_old_one_and_nothing_else(
-    tmp_path: Path, durable: bool, unique: bool
-) -> None:
+def test_an_unfinished_write_leaves_only_the_old_file(tmp_path: Path, durable: bool, unique: bool) -> None:
     path = tmp_path / "file"
     files.replace(path, b"old", durable=durable, unique=unique)
     file = files.replacing(path, durable=durable, unique=unique)
@@ -32,7 +30,7 @@ def test_a_file_that_is_not_finished_leaves_the_old_one_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_has_its_mode_before_it_has_its_name(tmp_path: Path) -> None:
+def test_a_file_has_its_mode_before_its_name(tmp_path: Path) -> None:
     with files.replacing(tmp_path / "file", mode=0o600) as file:
         assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
         assert not (tmp_path / "file").exists()
@@ -53,7 +51,7 @@ def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_lock_is_seen_waited_for_and_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_lock_can_be_checked_and_waited_for_and_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert not files.is_locked(path)
     code = f"from fl_privacy import files; files.lock(__import__('pathlib').Path({str(path)!r})); print(1, flush=True)"
@@ -73,7 +71,7 @@ def test_a_lock_is_seen_waited_for_and_ends_with_its_process(tmp_path: Path) -> 
 
 
 @given(HOSTS, st.integers(0, 65535))
-def test_an_address_is_read_as_it_was_written(host: str, port: int) -> None:
+def test_an_address_reads_back_as_written(host: str, port: int) -> None:
     text = addresses.show(host, port)
     assert addresses.parse(text) == (host, port)
     assert (addresses.host_of(text), addresses.port_of(text)) == (host, port)
@@ -82,12 +80,12 @@ def test_an_address_is_read_as_it_was_written(host: str, port: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", ":", "host", "host:", ":1", "host:65536", "host:1x", "::1:80", "[host]:1", "a b:1"]
 )
-def test_what_is_no_address_is_said_to_be_none(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="must be HOST:PORT"):
         addresses.parse(text)
 
 
 @given(st.ip_addresses())
-def test_loopback_is_told_from_other_addresses(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+def test_loopback_is_distinguished_from_other_addresses(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     assert addresses.is_loopback(str(address)) == address.is_loopback
     assert addresses.is_loopback("localhost")

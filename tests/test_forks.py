@@ -1,4 +1,4 @@
-"""The processes of a simulation: made before any thread, independent of each other's errors, gone with their parent."""
+"""A simulation's processes: forked before any thread, independent of each other's errors, ended with their parent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """What a process with two forks found, before it was killed."""
+    """The findings of a process with two forks, which was then killed."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, env={**os.environ, **QUIET}
     )
@@ -46,16 +46,16 @@ def found() -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_no_thread_has_started_when_the_forks_are_made(found: dict[str, Any]) -> None:
+def test_no_thread_is_running_when_the_processes_fork(found: dict[str, Any]) -> None:
     assert found["threads"] == 1
 
 
-def test_an_error_in_a_fork_fails_its_own_message_only(found: dict[str, Any]) -> None:
+def test_an_error_in_a_fork_fails_only_its_own_message(found: dict[str, Any]) -> None:
     assert "unknown" in found["error"]
     assert found["partition"] == 2
 
 
-def test_forks_end_with_a_parent_that_is_killed(found: dict[str, Any]) -> None:
+def test_forks_end_when_their_parent_is_killed(found: dict[str, Any]) -> None:
     assert len(found["forks"]) == 2
     alive = [psutil.Process(pid) for pid in found["forks"] if psutil.pid_exists(pid)]
     _, left = psutil.wait_procs(alive, timeout=20)

@@ -1,4 +1,4 @@
-"""The gate: who gets in, what each role may ask, and that hostile callers neither get further nor bring it down."""
+"""The gate: who gets in, what each role may request, and that hostile callers get no further and cannot crash it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def status(front: Front, role: str, head: str) -> int:
         ("server", post("/health"), 403),
     ],
 )
-def test_a_role_reaches_its_own_apis_only(front: Front, role: str, head: str, expected: int) -> None:
+def test_a_role_reaches_only_its_own_apis(front: Front, role: str, head: str, expected: int) -> None:
     assert status(front, role, head) == expected
 
 
@@ -103,7 +103,7 @@ def test_a_role_reaches_its_own_apis_only(front: Front, role: str, head: str, ex
         "/",
     ],
 )
-def test_tricks_with_the_target_do_not_get_through(front: Front, echo: Echo, target: str) -> None:
+def test_manipulated_targets_do_not_get_through(front: Front, echo: Echo, target: str) -> None:
     before = len(echo.seen)
     assert status(front, "site", post(target)) == 403
     assert len(echo.seen) == before
@@ -141,7 +141,7 @@ HOSTILE = [
 def test_hostile_http_is_refused_and_never_passed_on(front: Front, echo: Echo) -> None:
     def send(message: str) -> bytes:
         with front.dial("site") as sock:
-            with suppress(OSError):  # refused before all of it was sent
+            with suppress(OSError):  # refused before the whole message was sent
                 sock.sendall(message.replace("\n", "\r\n").encode())
             return rest(sock)
 
@@ -156,14 +156,14 @@ def test_hostile_http_is_refused_and_never_passed_on(front: Front, echo: Echo) -
     assert status(front, "site", post(FLEET)) == 200
 
 
-def test_a_bad_chunk_ends_the_request_without_an_answer_from_behind(front: Front) -> None:
+def test_a_bad_chunk_ends_the_request_without_an_answer_from_the_superlink(front: Front) -> None:
     with front.dial("site") as sock:
         head = f"POST {FLEET} HTTP/1.1\nHost: x\nTransfer-Encoding: chunked\n\n"
         sock.sendall(head.replace("\n", "\r\n").encode() + b"4\r\nabcdX\r\n" + post(CONTROL).encode())
         assert b" 200 " not in rest(sock)
 
 
-def test_a_pipelined_request_is_judged_for_itself(front: Front, echo: Echo) -> None:
+def test_a_pipelined_request_is_authorised_separately(front: Front, echo: Echo) -> None:
     before = len(echo.seen)
     with front.dial("site") as sock:
         sock.sendall((post(FLEET) + post(CONTROL) + post(FLEET)).replace("\n", "\r\n").encode())
@@ -187,7 +187,7 @@ def test_only_known_headers_are_passed_on(front: Front, echo: Echo) -> None:
     assert echo.seen[-1][2]["host"] == echo.address
 
 
-def test_connections_are_kept_and_bodies_arrive_whole(front: Front) -> None:
+def test_connections_are_reused_and_bodies_arrive_whole(front: Front) -> None:
     with front.dial("site") as sock:
         for size in (0, 1, 70_000, 3_000_000):
             body = bytes(range(256)) * (size // 256 + 1)
@@ -229,7 +229,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     return Keys(tmp_path_factory.mktemp("foreign"))
 
 
-def test_callers_without_a_good_certificate_are_refused_and_told_so(front: Front, foreign: Keys) -> None:
+def test_callers_without_a_valid_certificate_are_refused_with_a_tls_alert(front: Front, foreign: Keys) -> None:
     authority = front.keys.of("site", "site").authority_file
     strangers = {
         "unable to get local issuer certificate": foreign.of("site", "site"),
@@ -242,7 +242,7 @@ def test_callers_without_a_good_certificate_are_refused_and_told_so(front: Front
         eventually(lambda reason=reason: any(reason in e["reason"] for e in front.events("refused")))
 
 
-def test_certificates_of_others_are_refused(front: Front) -> None:
+def test_certificates_of_other_roles_and_federations_are_refused(front: Front) -> None:
     other = Keys(front.keys.folder, "elsewhere")
     cases = [front.keys.of(role, role) for role in ("shuffler", "aggregator", "evaluator", "superlink")]
     cases.append(other.of("site", "guest"))
@@ -250,7 +250,7 @@ def test_certificates_of_others_are_refused(front: Front) -> None:
         with dial(front.address, keys.authority_file, keys) as sock:
             sock.sendall(post(FLEET).replace("\n", "\r\n").encode())
             answer = rest(sock)
-            # Its own federation's parties are told the date, by which they compare clocks; others nothing.
+            # Parties of its own federation receive the date, to compare clocks; others receive nothing.
             assert (answer == b"") == (keys is cases[-1])
             assert not answer or (answer.startswith(b"HTTP/1.1 403") and b"\r\ndate: " in answer.lower())
     refused = {e.get("identity"): e["reason"] for e in front.events("refused")}
@@ -258,7 +258,7 @@ def test_certificates_of_others_are_refused(front: Front) -> None:
     assert "belongs to federation 'elsewhere'" in refused["fl-privacy://elsewhere/site/guest"]
 
 
-def test_plain_text_and_probes_do_no_harm(front: Front) -> None:
+def test_plain_text_and_probes_are_harmless(front: Front) -> None:
     host, _, port = front.address.rpartition(":")
     for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"a" * 70000):
         with socket.create_connection((host, int(port))) as sock, suppress(OSError):
@@ -266,7 +266,7 @@ def test_plain_text_and_probes_do_no_harm(front: Front) -> None:
     assert status(front, "site", post(FLEET)) == 200
 
 
-def test_half_open_connections_keep_nobody_else_out(front: Front) -> None:
+def test_half_open_connections_block_nobody_else(front: Front) -> None:
     host, _, port = front.address.rpartition(":")
     idle = [socket.create_connection((host, int(port))) for _ in range(20)]
     assert status(front, "site", post(FLEET)) == 200
@@ -294,7 +294,7 @@ def test_a_party_joins_once_and_requests_are_not_logged(front: Front) -> None:
     assert "\n\n" not in log
 
 
-def test_a_renewed_certificate_is_shown_without_a_restart(front: Front) -> None:
+def test_a_renewed_certificate_is_used_without_a_restart(front: Front) -> None:
     def shown() -> bytes | None:
         with front.dial("site") as sock:
             return sock.getpeercert(binary_form=True)
@@ -303,12 +303,12 @@ def test_a_renewed_certificate_is_shown_without_a_restart(front: Front) -> None:
     assert shown() == before
     renewed = front.keys.of("superlink", "renewed")
     shutil.copy(renewed.key_file, keys.key_file)
-    assert shown() == before  # half a renewal is none
+    assert shown() == before  # half a renewal changes nothing
     shutil.copy(renewed.certificate_file, keys.certificate_file)
     assert shown() != before
 
 
-def test_a_superlink_that_is_away_is_503_until_it_is_back(tmp_path: Path) -> None:
+def test_an_unavailable_superlink_is_503_until_it_is_back(tmp_path: Path) -> None:
     local = LocalKeys.open(tmp_path, "superlink")
     echo = Echo(local)
     port = int(echo.address.rpartition(":")[2])
@@ -337,7 +337,7 @@ Scenario = Callable[[str], None]
 
 
 def inside(tmp_path: Path, keys: Keys, echo: Echo, local: LocalKeys, scenario: Scenario) -> str:
-    """Run a gate in this process, so that its limits can be patched; returns its log."""
+    """Run a gate in this process, so that tests can patch its limits; returns its log."""
 
     host, _, port = echo.address.rpartition(":")
     log, background = Log("gate", tmp_path / "gate.log"), Background()
@@ -386,7 +386,7 @@ def test_a_body_that_is_too_large_is_cut_off(
     assert '"body too large"' in inside(tmp_path, front.keys, echo, local, scenario)
 
 
-def test_one_party_has_a_bounded_number_of_connections(
+def test_connections_per_party_are_limited(
     tmp_path: Path, front: Front, echo: Echo, local: LocalKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "CONNECTIONS_OF_ONE", 2)
@@ -421,7 +421,7 @@ def test_a_revoked_party_is_cut_off_at_its_next_request(front: Front, echo: Echo
     assert any("site/leaver: revoked" in e["reason"] for e in front.events("refused"))
 
 
-def test_an_old_connection_is_asked_to_dial_anew(
+def test_a_caller_on_an_old_connection_is_asked_to_reconnect(
     tmp_path: Path, front: Front, echo: Echo, local: LocalKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "AGE", 0.0)

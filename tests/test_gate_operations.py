@@ -1,4 +1,4 @@
-"""What the SuperLink's operator sees of the gate: who joined, who was refused and why, how much went through."""
+"""What the gate shows the SuperLink's operator: who joined, who was refused and why, and the traffic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from server_app.loop import Coordinator
 
 
 class Watched(Front):
-    """A gate that is scraped and keeps its events."""
+    """A gate with metrics and an event log."""
 
     scraped = ""
     file = Path()
@@ -67,7 +67,7 @@ def gate(tmp_path: Path) -> Iterator[Watched]:
         echo.close()
 
 
-def test_callers_are_counted_and_kept_with_the_reason_they_were_refused_for(gate: Watched, tmp_path: Path) -> None:
+def test_callers_are_counted_and_logged_with_the_reason_for_their_refusal(gate: Watched, tmp_path: Path) -> None:
     authority = gate.keys.of("site", "site-0").authority_file
     with gate.dial("site", "site-0") as sock:
         assert ask(sock, post(FLEET, 1000), b"x" * 1000)[0] == 200
@@ -76,7 +76,7 @@ def test_callers_are_counted_and_kept_with_the_reason_they_were_refused_for(gate
         assert found['fl_privacy_bytes_total{direction="in"}'] > 1000
         assert found['fl_privacy_bytes_total{direction="out"}'] > 50
         assert ask(sock, post("/v1/control/start-run"))[0] == 403
-    with gate.dial("site", "site-0") as sock:  # as `preflight` does, to compare clocks: no refusal worth a word
+    with gate.dial("site", "site-0") as sock:  # as `preflight` does, to compare clocks: not logged as a refusal
         assert ask(sock, "GET / HTTP/1.1\nHost: gate\n\n")[0] == 403
     with gate.dial("shuffler") as sock:
         assert rest(sock).startswith(b"HTTP/1.1 403")
@@ -106,10 +106,10 @@ def test_callers_are_counted_and_kept_with_the_reason_they_were_refused_for(gate
     reasons = [event["reason"] for event in gate.kept("refused")]
     for part in ("may not send", "local issuer", "has expired", "DID_NOT_RETURN", "'elsewhere'", "gone: revoked"):
         assert sum(part in reason for reason in reasons) == 1
-    assert [event["reason"] for event in gate.events("refused")] == reasons  # gate.log has them too
+    assert [event["reason"] for event in gate.events("refused")] == reasons  # also in gate.log
 
 
-def test_a_gate_of_a_kit_is_scraped_where_the_kit_says_and_shares_the_kits_event_log(tmp_path: Path) -> None:
+def test_a_kit_s_gate_is_scraped_at_the_kit_s_address_and_shares_its_event_log(tmp_path: Path) -> None:
     hosts = {"superlink": "127.0.0.1:9", "shuffler": "127.0.0.1:9"}
     made = Federation.model_validate({"name": "kits", "sites": 3, "route": {"kind": "shuffler"}, "hosts": hosts})
     provision(made, tmp_path / "kits", Authority.open(tmp_path / "ca"), sign=True)
@@ -119,8 +119,8 @@ def test_a_gate_of_a_kit_is_scraped_where_the_kit_says_and_shares_the_kits_event
     assert (options["--metrics"], options["--events"]) == ("127.0.0.1:9464", str(folder.logs / "events.jsonl"))
 
 
-def test_metrics_that_cannot_be_had_are_told_and_stop_nobody(tmp_path: Path) -> None:
-    """Not even a run: the server's metrics are there only while one goes."""
+def test_unavailable_metrics_are_reported_and_stop_nobody(tmp_path: Path) -> None:
+    """Not even a run: the server has metrics only while one is running."""
     log = Log("server", tmp_path / "server.log")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -131,7 +131,7 @@ def test_metrics_that_cannot_be_had_are_told_and_stop_nobody(tmp_path: Path) -> 
     assert event["reason"].startswith(f"metrics {address}: in use, or not an address of this machine; choose another")
 
 
-def test_a_gate_whose_metrics_port_is_taken_serves_all_the_same(gate: Watched, tmp_path: Path) -> None:
+def test_a_gate_whose_metrics_port_is_taken_still_serves(gate: Watched, tmp_path: Path) -> None:
     other = Front(gate.keys, Fleet(tmp_path / "logs2", tmp_path / "pids2"), gate.superlink, gate.local)
     try:
         other.start("127.0.0.1:0", "--metrics", gate.scraped)

@@ -1,6 +1,6 @@
-"""A federation between machines: namespaces with own addresses, enrolled by hand, with all that happens to real ones.
+"""A federation across machines: namespaces with their own addresses, enrolled by hand, with the faults of real ones.
 
-The tests share one federation. Each looks at what is under way, and a run that has ended is followed by the next.
+The tests share one federation. Each test uses the current run; when a run ends, the next one starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from netns import Host, Network, connects, left, network
 PROGRAM = Path(sys.executable).with_name("fl-privacy")
 PROXY = Path(__file__).with_name("connect_proxy.py")
 SITES = ("site-0", "site-1", "site-2", "site-3")
-# A ClientApp's start takes seconds of processor time: on a busy machine a round has longer.
+# Starting a ClientApp takes seconds of CPU time, so a busy machine gets a longer deadline.
 ROUNDS = 24
 DEADLINE = round(15 + 5 * os.getloadavg()[0] / (os.cpu_count() or 1))
 CONFIG = f"""
@@ -69,7 +69,7 @@ pytestmark = pytest.mark.timeout(1200 + 20 * DEADLINE)
 
 @dataclass
 class Machines:
-    """The federation: a host and a kit for every party, and an authority that is on no network."""
+    """The federation: a host and a kit for every party, and an authority that is offline."""
 
     net: Network
     folder: Path
@@ -92,11 +92,11 @@ class Machines:
         return self.net.hosts[name]
 
     def cli(self, name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """On a party's own machine."""
+        """Run a command on a party's own machine."""
         return self.host(name).run(PROGRAM, *arguments)
 
     def each(self, names: list[str], *arguments: str) -> dict[str, Any]:
-        """The same command with `--json` about its own kit on several machines."""
+        """Run the same command with `--json` on several machines, each on its own kit."""
 
         def one(name: str) -> Any:
             words = [word.format(kit=self.kit(name), name=name) for word in arguments]
@@ -108,7 +108,7 @@ class Machines:
             return dict(zip(names, pool.map(one, names), strict=True))
 
     def enrol(self) -> None:
-        """Keys are made on each machine; requests and answers alone travel."""
+        """Create keys on each machine; only requests and answers are exchanged."""
         self.each(self.parties, "pki", "request", "{kit}")
         done = cli("pki", "sign", self.authority, *(self.kit(n) / f"{n}.request.json" for n in self.parties))
         assert done.returncode == 0, done.stderr
@@ -131,7 +131,7 @@ class Machines:
         return (self.kit(name) / "run" / "healthy").exists()
 
     def train(self) -> None:
-        """See that a run is under way; what has ended must have ended well."""
+        """Make sure that a run is in progress; a run that has ended must have succeeded."""
         if self.training is not None and self.training.poll() is None:
             return
         if self.training is not None:
@@ -147,12 +147,12 @@ class Machines:
         return dict(json.loads(text.strip().splitlines()[-1]))
 
     def first_result(self) -> dict[str, Any]:
-        """Of the run that the late, the cut-off and the killed took part in."""
+        """The result of the run with the late, the disconnected and the killed site."""
         self.until(lambda: bool(self.results))
         return self.results[0]
 
     def until(self, holds: Callable[[], bool], timeout: float = LONG) -> None:
-        """Runs go on until it holds."""
+        """Keep runs going until the condition holds."""
 
         def step() -> bool:
             self.train()
@@ -162,7 +162,7 @@ class Machines:
         eventually(step, timeout)
 
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
-        """From a role's own record."""
+        """Events from a role's own log."""
         path = self.kit(name) / "logs" / "events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [found for line in lines if (found := json.loads(line))["event"] == event]
@@ -171,19 +171,19 @@ class Machines:
         return {(found["run"], found["round"]) for found in self.events(name, event)}
 
     def takes_part(self, site: str) -> None:
-        """From now on it does, once at least."""
+        """Wait until the site takes part at least once from now on."""
         before = self.rounds(site, "uploaded")
         self.until(lambda: self.rounds(site, "uploaded") > before)
 
-    def goes_on_without(self, site: str) -> None:
-        """A round is released that the site had no part in."""
+    def continues_without(self, site: str) -> None:
+        """Wait until a round is released in which the site took no part."""
 
         def missed() -> set[tuple[str, int]]:
             return self.rounds("shuffler", "released") - self.rounds(site, "uploaded")
 
         def another() -> bool:
             new = missed() - before
-            time.sleep(1.0 if new else 0.0)  # the site may write of its upload after the shuffler of its release
+            time.sleep(1.0 if new else 0.0)  # the site may log its upload after the shuffler logs the release
             return bool(new & missed())
 
         before = missed()
@@ -196,7 +196,7 @@ class Machines:
             return {}
 
     def serial(self, address: str, port: int) -> int:
-        """Of the certificate that a machine shows to whoever dials it."""
+        """The serial number of the certificate that a machine presents to callers."""
         code = "import ssl, sys; print(ssl.get_server_certificate((sys.argv[1], int(sys.argv[2]))))"
         shown = self.host("server").python(code, address, str(port)).stdout
         return x509.load_pem_x509_certificate(shown.encode()).serial_number
@@ -207,7 +207,7 @@ class Machines:
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """All enrolled; the SuperLink and the shuffler are up."""
+    """All parties are enrolled; the SuperLink and the shuffler are up."""
     folder = tmp_path_factory.mktemp("hosts")
     with network() as net:
         for name, address in (("superlink", "10.77.0.2"), ("shuffler", "10.77.0.3"), ("server", "10.77.0.4")):
@@ -215,7 +215,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         for number, name in enumerate(("site-0", "site-1", "site-3")):
             net.names(net.host(name, wide=f"10.77.0.{10 + number}"), NAMES)
         net.hosts["site-0"].close_to_the_outside()
-        # A site that sees its proxy alone, and knows no names: the proxy does.
+        # A site that reaches only its proxy and cannot resolve names; the proxy can.
         net.names(net.host("site-2", clinic="10.77.1.2"), {})
         net.names(net.host("proxy", wide="10.77.0.5", clinic="10.77.1.1"), NAMES)
         made = Machines(net, folder)
@@ -234,7 +234,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 @pytest.fixture(scope="module")
 def running(machines: Machines) -> Machines:
-    """Three sites are up, and runs go on."""
+    """Three sites are up, and runs are in progress."""
     machines.serve("site-0", "site-1", "site-2")
     machines.train()
     return machines
@@ -248,7 +248,7 @@ def test_every_machine_passes_preflight(machines: Machines) -> None:
             assert {"clock", "peer", "certificate", "disk", "flower"} <= names
 
 
-def test_a_certificate_that_expired_or_is_foreign_is_refused(machines: Machines, tmp_path: Path) -> None:
+def test_an_expired_or_foreign_certificate_is_refused(machines: Machines, tmp_path: Path) -> None:
     ours = Keys(machines.folder / "test", "hosts")
     foreign = ours.of("site", "site-3")
     ours.authority = Authority.load(machines.authority)
@@ -276,7 +276,7 @@ def test_a_site_opens_no_port_and_nobody_can_call_it(running: Machines) -> None:
     for name in ("site-0", "site-1", "site-2"):
         host = running.host(name)
         listening = host.listening()
-        assert listening  # the SuperNode, the relay and the metrics, for this machine alone
+        assert listening  # the SuperNode, the relay and the metrics, on loopback only
         assert all(address.startswith("127.") for address in listening), f"{name}: {listening}"
         for port in {int(address.rpartition(":")[2]) for address in listening}:
             assert not connects(server, host.address, port)
@@ -293,7 +293,7 @@ def test_a_site_behind_a_firewall_and_one_behind_a_proxy_take_part(running: Mach
 
 
 def test_a_late_site_started_in_the_background_takes_part(running: Machines) -> None:
-    running.goes_on_without("site-3")
+    running.continues_without("site-3")
     kit = running.kit("site-3")
     down = running.cli("site-3", "site", "status", kit, "--json")
     assert (down.returncode, json_of(down)["state"]) == (1, "down")
@@ -304,22 +304,22 @@ def test_a_late_site_started_in_the_background_takes_part(running: Machines) -> 
     again = running.cli("site-3", "site", "start", kit)
     assert (again.returncode, "already running" in again.stderr) == (2, True)
     running.takes_part("site-3")
-    assert running.events("site-3", "uploaded")[0]["round"] > 1  # the run had begun without it
+    assert running.events("site-3", "uploaded")[0]["round"] > 1  # the run started without it
     found = json_of(running.cli("site-3", "site", "status", kit, "--json"))
     assert (found["state"], found["site"], found["federation"]) == ("up", "site-3", "hosts")
 
 
-def test_a_site_that_is_cut_off_is_not_waited_for_and_comes_back(running: Machines) -> None:
+def test_rounds_do_not_wait_for_a_disconnected_site_and_it_comes_back(running: Machines) -> None:
     running.takes_part("site-1")
     running.host("site-1").cut()
     try:
-        running.goes_on_without("site-1")
+        running.continues_without("site-1")
     finally:
-        running.host("site-1").mend()
+        running.host("site-1").plug_in()
     running.takes_part("site-1")
 
 
-def test_killed_processes_of_a_site_come_back(running: Machines) -> None:
+def test_killed_processes_of_a_site_are_restarted(running: Machines) -> None:
     before = running.pids("site-0")
     for name in ("supernode", "worker"):
         os.kill(before[name], signal.SIGKILL)
@@ -335,14 +335,14 @@ def test_killed_processes_of_a_site_come_back(running: Machines) -> None:
 
 
 def test_certificates_are_renewed_without_a_restart(running: Machines) -> None:
-    """A site's ends during the run; those of who is dialled are replaced."""
+    """A site's certificate expires during the run; those of the listening parties are replaced."""
     before = {name: running.pids(name) for name in ("superlink", "shuffler", "site-0")}
     folder = Folder.open(running.kit("site-0"))
     key = load_key(folder.keys.key_file).public_key()
     short = Authority.load(running.authority).certify(Identity("hosts", "site", "site-0"), key, days=5 / 86_400)  # type: ignore[arg-type]
     write_public(folder.keys.certificate_file, short.public_bytes(Encoding.PEM))
     time.sleep(max(0.0, (short.not_valid_after_utc - dt.datetime.now(dt.UTC)).total_seconds() + 1))
-    running.goes_on_without("site-0")
+    running.continues_without("site-0")
     names = ["superlink", "shuffler", "site-0"]
     running.each(names, "pki", "renew", "{kit}")
     done = cli("pki", "sign", running.authority, *(running.kit(n) / f"{n}.request.json" for n in names), "--days", "1")
@@ -369,10 +369,10 @@ def test_a_revoked_site_is_refused_at_once(running: Machines) -> None:
     called = running.host("site-3").python(CALL, "shuffler.test:9444", running.kit("site-3") / "keys")
     assert called.stdout.startswith("PERMISSION_DENIED certificate"), called.stderr
     assert "revoked" in called.stdout
-    running.goes_on_without("site-3")
+    running.continues_without("site-3")
 
 
-def test_nothing_is_left_of_a_stopped_site(running: Machines) -> None:
+def test_a_stopped_site_leaves_nothing_behind(running: Machines) -> None:
     kit = running.kit("site-3")
     if not left(kit):
         assert running.cli("site-3", "site", "start", kit).returncode == 0
@@ -382,7 +382,7 @@ def test_nothing_is_left_of_a_stopped_site(running: Machines) -> None:
     assert running.host("site-3").listening() == []
 
 
-def test_nothing_is_left_of_a_site_that_could_not_start(running: Machines) -> None:
+def test_a_site_that_could_not_start_leaves_nothing_behind(running: Machines) -> None:
     kit = running.kit("site-3")
     running.cli("site-3", "site", "stop", kit)
     taken = running.host("site-3").start(

@@ -1,4 +1,4 @@
-"""The image: what its files say, and with an engine what the image is and does."""
+"""The image: its build files, and with an engine the built image itself."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ IMAGE = "fl-privacy:cpu"
 
 
 class TestFiles:
-    def test_no_frontend_is_fetched_and_every_stage_is_of_the_one_base(self) -> None:
+    def test_no_frontend_is_fetched_and_every_stage_has_the_same_base(self) -> None:
         assert not re.search(r"^#\s*syntax", DOCKERFILE, flags=re.MULTILINE | re.IGNORECASE)
         stages = re.findall(r"^FROM (\S+)(?: AS (\w+))?$", DOCKERFILE, flags=re.MULTILINE)
         assert stages[0] == ("python:3.11-slim-bookworm", "base")
         assert {source for source, _ in stages[1:]} <= {name for _, name in stages}
         assert len(stages) > 2
 
-    def test_the_lock_holds_for_every_dependency(self) -> None:
+    def test_the_lock_applies_to_every_dependency(self) -> None:
         assert "--constraint /build/requirements.lock -r /build/needs.txt" in DOCKERFILE
         assert "--require-hashes" in DOCKERFILE
 
-    def test_the_project_comes_last_and_dependencies_do_not_see_it(self) -> None:
+    def test_the_project_is_copied_last_and_does_not_invalidate_its_dependencies(self) -> None:
         before = DOCKERFILE[: DOCKERFILE.index("AS project")]
         copied = re.findall(r"^COPY (?!--from)(.*)$", before, flags=re.MULTILINE)
         assert copied == ["pyproject.toml /", "requirements.lock /build/", "scripts/slim.py /build/"]
@@ -50,17 +50,17 @@ class TestFiles:
         "path",
         [".git", "runs", ".venv", "data", ".env", "dist", "tests", "keys", "authority", ".ci", "benchmarks"],
     )
-    def test_the_builder_is_not_sent(self, path: str) -> None:
+    def test_the_builder_does_not_receive(self, path: str) -> None:
         assert not sent(path)
         assert not sent(f"{path}/inside")
 
     @pytest.mark.parametrize(
         "path", ["pyproject.toml", "requirements.lock", "fl_privacy/config/federation.py", "wheelhouse/a.whl"]
     )
-    def test_the_builder_is_sent(self, path: str) -> None:
+    def test_the_builder_receives(self, path: str) -> None:
         assert sent(path)
 
-    def test_everything_copied_is_sent(self) -> None:
+    def test_everything_copied_is_in_the_build_context(self) -> None:
         for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, flags=re.MULTILINE):
             assert all(sent(path) and (ROOT / path).exists() for path in line.split()[:-1]), line
 
@@ -80,7 +80,7 @@ def test_a_library_without_its_symbol_tables_still_loads(tmp_path: Path, name: s
 
 
 def sent(path: str) -> bool:
-    """Whether .dockerignore lets a path through: the last line that matches it or a folder above it decides."""
+    """Whether .dockerignore lets a path through: the last line that matches it or a parent folder decides."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     through = True
     above = [path, *map(str, Path(path).parents)][:-1]
@@ -109,7 +109,7 @@ def config(image: str) -> Any:
 
 @pytest.fixture(scope="module")
 def container(image: str) -> Iterator[str]:
-    """A container that does nothing, locked down as every role is."""
+    """An idle container, locked down like every role."""
     name = docker(
         "run", "--detach", *LOCKED_DOWN, "--volume", "/kit", "--entrypoint", "sleep", image, "300"
     ).stdout.strip()
@@ -128,12 +128,12 @@ class TestImage:
         assert config["Config"]["Healthcheck"]["Test"][0] == "CMD"
         assert config["Config"]["StopSignal"] == "SIGTERM"
 
-    def test_no_layer_and_no_variable_has_a_secret(self, image: str, config: Any) -> None:
+    def test_no_layer_and_no_variable_contains_a_secret(self, image: str, config: Any) -> None:
         told = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image).stdout
         told += "\n".join(config["Config"]["Env"])
         assert not re.search(r"password|passwd=|token|PRIVATE KEY|credential|://[^/\s]+@", told, flags=re.IGNORECASE)
 
-    def test_no_file_is_a_key_a_setting_or_left_by_the_build(self, container: str) -> None:
+    def test_no_file_is_a_key_a_setting_or_a_build_leftover(self, container: str) -> None:
         names = ("*.key", "id_*sa", ".env", ".netrc", "pip.conf", ".git", "*.whl", ".cache", "ledger.*l")
         tests = " -o ".join(f"-name '{name}'" for name in names)
         command = f"find / -xdev \\( {tests} \\) -print 2>/dev/null; ls -A /kit /pki /runs /data /done"
@@ -141,7 +141,7 @@ class TestImage:
         of_the_base = ("/usr/share/python-wheels/", "/usr/local/lib/python3.11/ensurepip/")
         assert [path for path in found if not path.endswith(":") and not path.startswith(of_the_base)] == []
 
-    def test_no_file_holds_a_private_key(self, container: str) -> None:
+    def test_no_file_contains_a_private_key(self, container: str) -> None:
         command = "grep -rIl --include='*.pem' --include='*.crt' -e '-----BEGIN.*PRIVATE KEY' /opt /etc /configs"
         assert docker("exec", container, "sh", "-c", command, check=False).stdout == ""
 

@@ -41,7 +41,7 @@ PLAIN = report("2.13.0", 'optree>=0.13.0; extra == "optree"')
 
 
 class Offer:
-    """A stand-in for pip's configured sources, which remembers what it was asked for."""
+    """A stand-in for pip's configured sources that records its requests."""
 
     def __init__(self, **reports: dict[str, Any]) -> None:
         self.reports = {"torch==2.13.0" + suffix: reports.get(key) for key, suffix in (("plain", ""), ("cpu", "+cpu"))}
@@ -54,29 +54,29 @@ class Offer:
 
 class TestTorch:
     @pytest.mark.parametrize(("found", "cpu"), [(CPU, True), (PLAIN, True), (CUDA, False), (None, False), ({}, False)])
-    def test_cpu_build_is_known_by_version_or_needs(self, found: dict[str, Any] | None, cpu: bool) -> None:
+    def test_cpu_build_is_recognised_by_version_or_requirements(self, found: dict[str, Any] | None, cpu: bool) -> None:
         assert install.is_cpu_build(found) is cpu
 
     @pytest.mark.parametrize("need", ["nvidia-nccl-cu13", "cuda-toolkit[cublas]==13.0.3", "cuda_bindings<14", "triton"])
-    def test_any_cuda_need_makes_it_no_cpu_build(self, need: str) -> None:
+    def test_any_cuda_requirement_rules_out_a_cpu_build(self, need: str) -> None:
         assert not install.is_cpu_build(report("2.13.0", need))
 
-    def test_configured_cpu_build_is_taken_without_another_index(self) -> None:
+    def test_configured_cpu_build_is_used_without_another_index(self) -> None:
         source = install.choose_torch("2.13.0", "cpu", "linux", Offer(cpu=CPU))
         assert source == install.Source("torch==2.13.0+cpu", ("--no-deps",))
 
-    def test_linux_without_one_goes_to_the_cpu_index_and_never_looks_at_the_cuda_wheel(self) -> None:
+    def test_linux_without_one_uses_the_cpu_index_and_never_requests_the_cuda_wheel(self) -> None:
         offer = Offer(plain=CUDA)
         source = install.choose_torch("2.13.0", "cpu", "linux", offer)
         assert source.requirement == "torch==2.13.0+cpu"
         assert source.options[-2:] == ("--index-url", install.TORCH_CPU_INDEX)
         assert offer.asked == ["torch==2.13.0+cpu"]
 
-    def test_macos_takes_the_plain_build(self) -> None:
+    def test_macos_uses_the_plain_build(self) -> None:
         source = install.choose_torch("2.13.0", "cpu", "darwin", Offer(plain=PLAIN))
         assert source == install.Source("torch==2.13.0", ("--no-deps",))
 
-    def test_cuda_takes_the_plain_build_with_its_needs_and_asks_nothing(self) -> None:
+    def test_cuda_uses_the_plain_build_with_its_requirements_and_queries_nothing(self) -> None:
         offer = Offer()
         assert install.choose_torch("2.13.0", "cuda", "linux", offer) == install.Source("torch==2.13.0")
         assert offer.asked == []
@@ -98,7 +98,7 @@ class TestCudaCheck:
 
 
 def pythons(**versions: tuple[int, int, int]) -> Any:
-    """A prober that knows only the given commands; a trailing _bare marks one without the venv module."""
+    """A probe that knows only the given commands; a trailing _bare marks one without the venv module."""
     table = {}
     for key, version in versions.items():
         command = key.removesuffix("_bare").replace("_", ".")
@@ -118,7 +118,7 @@ class TestPython:
         probe = pythons(python3_11=(3, 11, 7), python3_13=(3, 13, 0))
         assert install.choose_python("python3.11", probe).version == (3, 11, 7)
 
-    def test_older_with_venv_is_better_than_newer_without(self) -> None:
+    def test_older_with_venv_is_preferred_to_newer_without(self) -> None:
         probe = pythons(python3_13_bare=(3, 13, 0), python3_11=(3, 11, 7))
         assert install.choose_python("", probe).version == (3, 11, 7)
 
@@ -161,7 +161,7 @@ class TestStamp:
         assert install.is_current(self.complete(root).stamp(), install.wanted_stamp(root, "cpu"))
 
     @pytest.mark.parametrize("name", ["requirements.lock", "pyproject.toml", "scripts/install.py"])
-    def test_changed_file_is_brought_up_to_date_in_place(self, root: Path, name: str) -> None:
+    def test_changed_file_is_updated_in_place(self, root: Path, name: str) -> None:
         env = self.complete(root)
         (root / name).write_text("changed")
         wanted = install.wanted_stamp(root, "cpu")
@@ -174,7 +174,7 @@ class TestStamp:
         assert not install.is_reusable(stamp, install.wanted_stamp(root, "cuda"), python)
         assert not install.is_reusable(stamp, install.wanted_stamp(root, "cpu"), python._replace(version=(3, 12, 1)))
 
-    def test_interrupted_install_leaves_no_stamp_and_is_made_anew(self, root: Path) -> None:
+    def test_interrupted_install_leaves_no_stamp_and_starts_over(self, root: Path) -> None:
         env = install.Environment(root / ".venv")
         assert env.stamp() == {}
         (root / "requirements.lock").write_text("torch==2.13.0\n")
@@ -203,7 +203,7 @@ def test_failure_comes_with_a_hint(output: str, advice: str) -> None:
 class TestLock:
     TEXT = (ROOT / "requirements.lock").read_text()
 
-    def test_lines_are_exact_pins_without_addresses_paths_or_flavours(self) -> None:
+    def test_lines_are_exact_pins_without_addresses_paths_or_local_versions(self) -> None:
         lines = [line for line in self.TEXT.splitlines() if not line.startswith("#")]
         assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)] == []
         assert "://" not in self.TEXT
@@ -216,11 +216,11 @@ class TestLock:
             need = requirements.Requirement(text)
             assert need.specifier.contains(pins[install.normalise(need.name)]), text
 
-    def test_supported_pythons_are_those_of_the_project(self) -> None:
+    def test_supported_pythons_match_the_project(self) -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         assert project["requires-python"] == ">={}.{}".format(*install.OLDEST)
 
-    def test_freeze_becomes_pins_without_flavour_project_and_pip(self) -> None:
+    def test_freeze_becomes_pins_without_local_versions_project_and_pip(self) -> None:
         frozen = "-e /a/fl-privacy\nfl-privacy==0.1.0\npip==25.0\nzlib_ng==1.0\ntorch==2.13.0+cpu\nMako==1.4.3\n"
         assert lock.pins(frozen) == ["Mako==1.4.3", "torch==2.13.0", "zlib_ng==1.0"]
 

@@ -34,7 +34,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return up(Federation.parse(CONFIG), "simulation", tmp_path_factory.mktemp("runs"))
 
 
-def test_a_run_under_budgets_ends_with_a_ledger_for_every_site(published: Result) -> None:
+def test_a_run_with_budgets_ends_with_a_ledger_for_every_site(published: Result) -> None:
     assert published.status == "completed", published.reason
     assert [row["site"] for row in published.ledgers] == [f"site-{i}" for i in range(5)]
     for row, epsilon in zip(published.ledgers, EPSILONS, strict=True):
@@ -58,7 +58,7 @@ def test_the_server_sees_bucket_labels_and_columns_mixed_within_each_bucket(publ
             done += len(group.members)
 
 
-def test_what_leaves_a_site_is_noised_as_its_budget_says(published: Result) -> None:
+def test_updates_leave_a_site_with_the_noise_of_its_budget(published: Result) -> None:
     run = open_run(published.path)
     sent, _ = run.view("shuffler").round(1)
     rows = {event.name: event.row for event in run.view("shuffler").events(1) if isinstance(event, Row)}
@@ -67,8 +67,8 @@ def test_what_leaves_a_site_is_noised_as_its_budget_says(published: Result) -> N
         assert noise.std() == pytest.approx(ldp.scale(1.0, epsilon, 1e-5), rel=6 / np.sqrt(2 * noise.size))
 
 
-def test_the_attack_takes_the_published_merge_apart(published: Result) -> None:
-    """Budgets 6 and 8 are one bucket, so the least noisy site is picked; the truth is read from the shuffler's view."""
+def test_the_attack_unmixes_the_published_merge(published: Result) -> None:
+    """Budgets 6 and 8 are in one bucket, so the attack picks the less noisy site. The shuffler's view has the truth."""
     found = replay(Path(published.path), ["privacy-inference"], seeds=1)["privacy-inference"]["measures"]
     assert found["unmixed_fraction"]["value"] > found["unmixed_fraction"]["chance"] + 0.02
     assert found["cossim"]["groups"].keys() == {"epsilon<=1", "epsilon>4"}

@@ -1,4 +1,4 @@
-"""Tickets: one for all rounds, cohorts drawn per round, and sites that come late, go and come back."""
+"""Tickets: one for all rounds, cohorts drawn per round, and sites that join late, leave and return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEDERATION = Federation.parse("sites: 4\nrounds: 20\nquorum: 3")
 
 
 class Nodes:
-    """Flower as the server sees it: who is there, what was sent, what came back."""
+    """Flower as the server sees it: connected nodes, messages sent and replies."""
 
     def __init__(self) -> None:
         self.there = {"site-0", "site-1", "site-2"}
@@ -49,7 +49,7 @@ def flower(monkeypatch: pytest.MonkeyPatch) -> tuple[Nodes, Invitations, list[st
     return nodes, Invitations(nodes, FEDERATION, 20, lambda event, site: told.append(f"{event} {site}")), told  # type: ignore[arg-type]
 
 
-def test_one_ticket_is_for_all_rounds_whoever_is_in_the_cohort(
+def test_one_ticket_covers_all_rounds_whoever_is_in_the_cohort(
     flower: tuple[Nodes, Invitations, list[str]],
 ) -> None:
     nodes, tickets, _ = flower
@@ -67,7 +67,7 @@ def test_a_site_that_joins_late_is_invited_on_its_own(flower: tuple[Nodes, Invit
     assert nodes.sent == [(["site-0", "site-1", "site-2"], 1, 20), (["site-3"], 1, 20)]
 
 
-def test_a_lost_site_is_noticed_and_invited_when_it_is_back(flower: tuple[Nodes, Invitations, list[str]]) -> None:
+def test_a_lost_site_is_noticed_and_invited_when_it_returns(flower: tuple[Nodes, Invitations, list[str]]) -> None:
     nodes, tickets, told = flower
     first = ask(1, 0, 1, 2)
     tickets.invite(first)
@@ -92,12 +92,12 @@ def test_a_site_that_declines_is_asked_again_only_in_the_next_attempt(
     assert nodes.sent[-1] == (["site-0"], 1, 20)
 
 
-def test_a_ticket_that_ran_out_is_renewed_and_one_that_is_done_is_not(
+def test_an_expired_ticket_is_renewed_but_a_completed_one_is_not(
     flower: tuple[Nodes, Invitations, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes, tickets, _ = flower
     tickets.invite(ask(5, 0, 1))
-    nodes.back = [("site-0", "done", None)]  # it ended its ticket before Flower would have dropped it
+    nodes.back = [("site-0", "done", None)]  # it ended its ticket before Flower would drop it
     tickets.answers(ask(5, 0, 1))
     assert nodes.sent[-1] == (["site-0"], 5, 20)
     last = ask(20, 0, 1)
@@ -110,7 +110,7 @@ def test_a_ticket_that_ran_out_is_renewed_and_one_that_is_done_is_not(
     assert nodes.sent[-1] == (["site-1"], 20, 20)
 
 
-def test_after_a_failed_attempt_everybody_is_asked(flower: tuple[Nodes, Invitations, list[str]]) -> None:
+def test_after_a_failed_attempt_every_site_is_invited(flower: tuple[Nodes, Invitations, list[str]]) -> None:
     nodes, tickets, _ = flower
     tickets.invite(ask(1, 0, 1, 2))
     tickets.withdraw()

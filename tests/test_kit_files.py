@@ -1,4 +1,4 @@
-"""The compose file and the systemd unit of a kit: they fit what kit.yaml says, and their owner's changes stay."""
+"""The compose file and the systemd unit of a kit: they match kit.yaml, and their owner's changes are kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def service(kit: Path) -> dict[str, Any]:
 
 
 def mounts(kit: Path) -> dict[str, bool]:
-    """Source to whether it can be written."""
+    """Maps each source to whether it is writable."""
     made = [mount for mount in service(kit)["volumes"] if isinstance(mount, dict)]
     assert all(mount["source"] == mount["target"] and not mount["bind"]["create_host_path"] for mount in made)
     return {mount["source"]: not mount.get("read_only") for mount in made}
@@ -50,13 +50,13 @@ def test_a_site_with_a_gpu_data_and_a_policy_has_them_in_its_container(kits: Pat
     assert found["image"] == "fl-privacy:${TORCH:-cuda}"
 
 
-def test_what_lies_in_the_kit_needs_no_mount(kits: Path) -> None:
+def test_data_inside_the_kit_need_no_mount(kits: Path) -> None:
     change(kits / "site-0", data="data", policy="policy.yaml")
     kit_files.write(Folder.open(kits / "site-0"))
     assert mounts(kits / "site-0") == {}
 
 
-def test_containers_of_all_kits_are_bounded(kits: Path) -> None:
+def test_containers_of_all_kits_are_locked_down_and_their_logs_bounded(kits: Path) -> None:
     for kit in kits.iterdir():
         found = service(kit)
         assert found["restart"] == ("no" if kit.name == "server" else "unless-stopped")
@@ -84,10 +84,10 @@ def test_a_unit_sees_data_in_a_home_folder(kits: Path) -> None:
     assert "ProtectHome=read-only\n" in unit.read_text()
 
 
-def test_units_are_what_systemd_reads(kits: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(kits: Path, tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
-        pytest.skip("no systemd-analyze here")
+        pytest.skip("systemd-analyze is not installed")
     for kit in ("server", "site-0"):
         unit = tmp_path / f"fl-privacy-{kit}.service"
         unit.write_text((kits / kit / unit.name).read_text().replace(kit_files.PROGRAM, "/bin/true"))
@@ -95,7 +95,7 @@ def test_units_are_what_systemd_reads(kits: Path, tmp_path: Path) -> None:
         assert unit.name not in done.stderr, done.stderr
 
 
-def test_what_an_owner_changed_by_hand_is_kept_and_told(kits: Path, tmp_path: Path) -> None:
+def test_changes_by_hand_are_kept_and_reported(kits: Path, tmp_path: Path) -> None:
     mine = kits / "site-0" / "compose.yml"
     mine.write_text(mine.read_text().replace("unless-stopped", "always"))
     before = mine.read_text()
@@ -104,7 +104,7 @@ def test_what_an_owner_changed_by_hand_is_kept_and_told(kits: Path, tmp_path: Pa
     done = cli("provision", config, "--out", kits, "--json")
     assert (done.returncode, json_of(done)["kept"]) == (0, [str(mine)])
     assert mine.read_text() == before
-    assert mounts(kits / "site-1") == {"/srv/data": False}  # nobody had changed that one
+    assert mounts(kits / "site-1") == {"/srv/data": False}  # this one was not changed
     plain = cli("provision", config, "--out", kits)
     told = [line for line in plain.stdout.splitlines() if line.startswith("kept ")]
     assert len(told) == 1

@@ -1,4 +1,4 @@
-"""Start kits on one machine: what `provision` writes, and what `preflight` finds wrong with a kit, with its fix."""
+"""Start kits on one machine: what `provision` writes, and the problems `preflight` finds in a kit, with their fixes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_second_provisioning_changes_nothing(tmp_path: Path, authority: Author
     assert contents(tmp_path / "kits") == before
 
 
-def test_a_joining_site_leaves_the_keys_of_the_others_alone(tmp_path: Path, authority: Authority) -> None:
+def test_a_joining_site_does_not_change_the_keys_of_the_others(tmp_path: Path, authority: Authority) -> None:
     provision(federation(3), tmp_path / "kits", authority, sign=True)
     before = contents(tmp_path / "kits")
     provision(federation(4), tmp_path / "kits", authority, sign=True)
@@ -70,7 +70,7 @@ def test_a_joining_site_leaves_the_keys_of_the_others_alone(tmp_path: Path, auth
     assert (tmp_path / "kits" / "superlink" / "nodes" / "site-3.pub").exists()
 
 
-def test_what_a_site_set_in_its_kit_is_kept(site: Path, tmp_path: Path, authority: Authority) -> None:
+def test_a_site_s_settings_in_its_kit_are_kept(site: Path, tmp_path: Path, authority: Authority) -> None:
     own = {"proxy": "http://proxy.test:3128", "device": "cuda:1", "data": "/srv/data", "policy": "policy.yaml"}
     change(site, **own)
     provision(federation(4), tmp_path / "kits", authority, sign=True)
@@ -80,9 +80,7 @@ def test_what_a_site_set_in_its_kit_is_kept(site: Path, tmp_path: Path, authorit
 
 
 @pytest.mark.parametrize("metrics", ["0.0.0.0:9470", None])
-def test_where_a_kits_owner_has_put_its_metrics_is_kept(
-    tmp_path: Path, authority: Authority, metrics: str | None
-) -> None:
+def test_a_changed_metrics_address_is_kept(tmp_path: Path, authority: Authority, metrics: str | None) -> None:
     provision(federation(), tmp_path / "kits", authority, sign=True)
     kit = tmp_path / "kits" / "shuffler"
     assert Folder.open(kit).kit.metrics == "127.0.0.1:9464"
@@ -91,7 +89,7 @@ def test_where_a_kits_owner_has_put_its_metrics_is_kept(
     assert Folder.open(kit).kit.metrics == metrics
 
 
-def test_another_authority_is_never_put_in_the_place_of_the_first(tmp_path: Path, authority: Authority) -> None:
+def test_another_authority_never_replaces_the_first(tmp_path: Path, authority: Authority) -> None:
     config = write(tmp_path, federation())
     provision(federation(), tmp_path / "kits", authority, sign=True)
     before = contents(tmp_path / "kits")
@@ -103,13 +101,13 @@ def test_another_authority_is_never_put_in_the_place_of_the_first(tmp_path: Path
     assert {name for name in before if kept[name] != before[name]} == set()
 
 
-def test_who_is_dialled_by_an_ipv6_address_listens_on_one(tmp_path: Path) -> None:
+def test_a_role_with_an_ipv6_address_listens_on_ipv6(tmp_path: Path) -> None:
     provision(federation(hosts={"superlink": "[fd00::2]:9443", "shuffler": "s.test:9444"}), tmp_path / "kits")
     kits = [Folder.open(tmp_path / "kits" / name).kit for name in ("superlink", "shuffler")]
     assert [(kit.listen, kit.hosts) for kit in kits] == [("[::]:9443", ("fd00::2",)), ("0.0.0.0:9444", ("s.test",))]
 
 
-def test_provisioning_says_what_it_lacks(tmp_path: Path, authority: Authority) -> None:
+def test_provisioning_names_what_is_missing(tmp_path: Path, authority: Authority) -> None:
     with pytest.raises(ConfigError, match="hosts: missing"):
         provision(federation(hosts=None), tmp_path / "kits")
     with pytest.raises(ConfigError, match="needs --pki"):
@@ -122,7 +120,7 @@ def test_a_full_disk_is_named(tmp_path: Path, authority: Authority) -> None:
     try:
         quiet(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)])
     except (subprocess.CalledProcessError, OSError):
-        pytest.skip("a full disk: no small file system can be mounted here")
+        pytest.skip("needs permission to mount a small file system")
     try:
         with pytest.raises(LaunchError, match="No space left"):
             provision(federation(20), small / "kits", authority, sign=True)
@@ -147,7 +145,7 @@ def test_a_full_disk_is_named(tmp_path: Path, authority: Authority) -> None:
         (lambda kit: write(kit, federation(name="other")), "is for another federation"),
     ],
 )
-def test_a_kit_that_is_not_whole_is_refused_before_anything_starts(
+def test_an_incomplete_kit_is_refused_before_anything_starts(
     site: Path, damage: Callable[[Path], Any], said: str
 ) -> None:
     damage(site)
@@ -160,15 +158,15 @@ def test_a_good_kit_passes(site: Path) -> None:
     assert failures(site) == {}
 
 
-def test_a_kit_without_keys_says_how_to_come_by_them(tmp_path: Path) -> None:
+def test_a_kit_without_keys_explains_how_to_get_them(tmp_path: Path) -> None:
     provision(federation(), tmp_path / "kits")
     found = failures(tmp_path / "kits" / "site-0", reach=True)
     assert found["certificate"] == "none yet"
     assert "no key" in found["node"]
-    assert "refused" in found["peer"].lower()  # nobody listens at port 9, certificate or not
+    assert "refused" in found["peer"].lower()  # nothing listens on port 9, certificate or not
 
 
-def test_certificates_that_are_not_this_kits(site: Path, tmp_path: Path, authority: Authority) -> None:
+def test_certificates_that_do_not_belong_to_the_kit_are_named(site: Path, tmp_path: Path, authority: Authority) -> None:
     keys = Folder.open(site).keys
     me, other = Identity("kits", "site", "site-0"), Authority.open(tmp_path / "other")
     good = contents(keys.folder)
@@ -195,17 +193,17 @@ def test_certificates_that_are_not_this_kits(site: Path, tmp_path: Path, authori
     assert failures(site) == {}
 
 
-def test_a_node_key_that_is_damaged(site: Path) -> None:
+def test_a_damaged_node_key_is_named(site: Path) -> None:
     (site / "node" / "node.key").write_text("nothing")
     assert "cannot be read" in failures(site)["node"]
 
 
-def test_a_certificate_that_is_damaged_is_a_finding_like_others(site: Path) -> None:
+def test_a_damaged_certificate_is_reported_like_other_failures(site: Path) -> None:
     (site / "keys" / "cert.pem").write_text("nothing")
     assert set(failures(site, reach=True)) == {"keys", "peer"}
 
 
-def test_a_machine_that_lacks_something(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_machine_lacks_is_named(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("epsilon_per_round: 1\nepsilon: 10\ntasks: [mnist]\n")
     change(site, device="cuda:7", policy=str(policy))
@@ -217,7 +215,7 @@ def test_a_machine_that_lacks_something(site: Path, tmp_path: Path, monkeypatch:
     assert "task 'digits' is not allowed" in found["policy"]
 
 
-def test_data_that_is_not_there(tmp_path: Path, authority: Authority) -> None:
+def test_missing_data_are_named(tmp_path: Path, authority: Authority) -> None:
     provision(federation(task={"dataset": "mnist", "model": "lenet5"}), tmp_path / "kits", authority, sign=True)
     kit = tmp_path / "kits" / "site-0"
     change(kit, data=str(tmp_path / "nowhere"))
@@ -226,7 +224,7 @@ def test_data_that_is_not_there(tmp_path: Path, authority: Authority) -> None:
     assert "data" not in failures(kit)
 
 
-def test_a_port_that_is_taken(site: Path) -> None:
+def test_a_taken_port_is_named(site: Path) -> None:
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
         change(site.parent / "shuffler", listen=f"{HERE}:{port}")
@@ -235,12 +233,12 @@ def test_a_port_that_is_taken(site: Path) -> None:
             assert f"{HERE}:{port}" in failures(kit)["port"]
 
 
-def test_a_name_that_nobody_knows(site: Path) -> None:
+def test_an_unknown_host_name_is_named(site: Path) -> None:
     change(site, superlink="nowhere.invalid:9443")
     assert "nowhere.invalid" in failures(site, reach=True)["name"]
 
 
-def test_a_name_server_that_does_not_answer_is_not_waited_for(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_name_server_does_not_block_preflight(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
     change(site, superlink="slow.invalid:9443", middleware=["slow.invalid:9444"])
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer.wait(60))
@@ -272,7 +270,7 @@ def test_all_failures_are_listed_at_once(site: Path, tmp_path: Path) -> None:
     assert "Traceback" not in plain.stdout + plain.stderr
 
 
-def test_a_site_that_cannot_start_leaves_nothing(site: Path) -> None:
+def test_a_site_that_cannot_start_leaves_nothing_behind(site: Path) -> None:
     change(site, device="cuda:7")
     before = set(os.listdir(site))
     done = cli("site", "start", site)
@@ -283,7 +281,7 @@ def test_a_site_that_cannot_start_leaves_nothing(site: Path) -> None:
     assert cli("site", "stop", site).returncode == 0
 
 
-def test_a_role_whose_port_is_taken_ends_with_the_reason_and_leaves_nothing(site: Path) -> None:
+def test_a_role_whose_port_is_taken_exits_with_the_reason_and_leaves_nothing_behind(site: Path) -> None:
     kit = site.parent / "shuffler"
     with socket.create_server((HERE, 0)) as taken:
         change(kit, listen=f"{HERE}:{taken.getsockname()[1]}")

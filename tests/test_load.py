@@ -47,11 +47,11 @@ NAN = math.nan
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The real data, or a skip that says how to have them."""
+    """The real data; otherwise skips with how to provide them."""
     for given_dir in (os.environ.get(files.ENVIRONMENT), ROOT.parent / "shared" / "data"):
         if given_dir and (Path(given_dir) / "lcl" / lcl.ARCHIVE).exists():
             return Path(given_dir)
-    pytest.skip(f"real data are not here: set {files.ENVIRONMENT} to a data folder with lcl (docs/tasks.md)")
+    pytest.skip(f"real data are missing: set {files.ENVIRONMENT} to a data folder with lcl (docs/tasks.md)")
 
 
 def series(*values: float) -> NDArray[np.float32]:
@@ -65,7 +65,7 @@ def csv(*rows: str) -> bytes:
 # Readings
 
 
-def test_a_csv_is_read_whatever_its_order_padding_and_gaps() -> None:
+def test_a_csv_is_read_regardless_of_order_padding_and_gaps() -> None:
     first = csv(
         "B,2013-01-01 01:00:00,x, 0.5 ",
         "A ,2013-01-01 00:00:00,x,  1 ",
@@ -79,7 +79,7 @@ def test_a_csv_is_read_whatever_its_order_padding_and_gaps() -> None:
     assert found.hours().tolist() == [0, 0.5, 1, 1.5]
 
 
-def test_times_off_the_grid_are_left_out_and_the_last_of_two_readings_wins() -> None:
+def test_times_off_the_grid_are_dropped_and_the_last_of_two_readings_wins() -> None:
     content = csv(
         "A,2013-01-01 00:30:00,,1",
         "A,2013-01-01 00:30:00,,2",
@@ -102,7 +102,7 @@ def test_times_off_the_grid_are_left_out_and_the_last_of_two_readings_wins() -> 
         b"\xff\xfe\x00",
     ],
 )
-def test_another_csv_is_refused_in_one_line(content: bytes) -> None:
+def test_an_invalid_csv_is_refused_in_one_line(content: bytes) -> None:
     with pytest.raises(DataError) as error:
         read_csv(content, COLUMNS, "a.csv")
     assert "\n" not in str(error.value)
@@ -110,7 +110,7 @@ def test_another_csv_is_refused_in_one_line(content: bytes) -> None:
 
 
 @given(hnp.arrays(np.int64, st.tuples(st.integers(1, 3), st.integers(1, 50)), elements=st.integers(-1, 9999)))
-def test_written_readings_come_back(grid: NDArray[np.int64]) -> None:
+def test_written_readings_read_back_the_same(grid: NDArray[np.int64]) -> None:
     kwh = np.where(grid < 0, np.nan, grid / 1000).astype(np.float32)
     rows = [
         f"H{h},{str(START + t * HALF_HOUR)[:19]},, {'Null' if grid[h, t] < 0 else grid[h, t] / 1000} "
@@ -132,7 +132,7 @@ def test_short_gaps_repeat_the_reading_before_and_long_ones_stay() -> None:
 
 
 @given(gappy, st.integers(0, 5))
-def test_filling_keeps_readings_and_knows_no_future(values: NDArray[np.float32], longest: int) -> None:
+def test_filling_keeps_readings_and_uses_no_future_ones(values: NDArray[np.float32], longest: int) -> None:
     filled = fill(values, longest)
     there = np.isfinite(values)
     np.testing.assert_array_equal(filled[there], values[there])
@@ -177,7 +177,7 @@ def test_a_household_is_scaled_by_its_training_readings_alone() -> None:
 
 
 def counted(households: int, steps: int) -> Readings:
-    """Every reading is another number, so that a record tells which readings it has."""
+    """Every reading is a different number, so a record shows which readings it contains."""
     kwh = np.arange(households * steps, dtype=np.float32).reshape(households, steps)
     return Readings(tuple(f"H{h}" for h in range(households)), kwh, START)
 
@@ -200,7 +200,7 @@ def test_no_held_out_record_shares_a_reading_with_a_training_record() -> None:
         assert sum(map(len, used)) == len(set.union(*used))
 
 
-def test_a_site_without_a_training_record_is_left_out() -> None:
+def test_a_site_without_training_records_is_left_out() -> None:
     readings = counted(2, 140)
     readings.kwh[1, :70] = np.nan
     assert split(readings, Plan(windows=2, length=8, held_out=20)).sites == ("h0-w0", "h0-w1", "h1-w1")
@@ -211,7 +211,7 @@ def test_a_site_without_a_training_record_is_left_out() -> None:
         split(readings, Plan(windows=5, length=8, held_out=20))
 
 
-def test_the_share_by_day_is_of_an_average_day_and_not_of_gaps() -> None:
+def test_the_daytime_share_is_of_an_average_day_and_ignores_gaps() -> None:
     hours = np.tile(np.arange(48) / 2, 4)
     day, night = (hours >= 8) & (hours < 18), (hours >= 20) | (hours < 6)
     kwh = np.stack([day * 1.0, night * 1.0, day * 3.0 + night, np.ones(192), np.zeros(192)]).astype(np.float32)
@@ -223,7 +223,7 @@ def test_the_share_by_day_is_of_an_average_day_and_not_of_gaps() -> None:
 # Low Carbon London
 
 
-def test_lcl_is_read_and_kept(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lcl_is_read_and_cached(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = lcl.readings(data_dir)
     monkeypatch.setattr("fl_privacy.tasks.load.read_csv", None)
@@ -257,7 +257,7 @@ def test_the_attacker_s_households_are_not_in_the_federation(data_dir: Path) -> 
     assert behaviour.shape == (len(known.sites),) == (92,)
 
 
-def test_behaviour_is_that_of_the_household(data_dir: Path) -> None:
+def test_behaviour_belongs_to_the_household(data_dir: Path) -> None:
     (known, behaviour), truth = lcl_attacker.outsiders(data_dir), lcl_attacker.members(data_dir)
     assert truth.shape == (200,)
     np.testing.assert_array_equal(truth.reshape(5, 40), np.tile(truth[:40], (5, 1)))
@@ -270,7 +270,7 @@ def test_behaviour_is_that_of_the_household(data_dir: Path) -> None:
 
 
 def waves(count: int, noise: float = 0.0) -> Dataset:
-    """Sines of any phase, and the value that follows."""
+    """Sines of any phase, and the next value of each."""
     rng = np.random.default_rng(0)
     angle = rng.uniform(0, 2 * np.pi, (count, 1)) + np.arange(49) * 2 * np.pi / 24
     values = (np.sin(angle) + noise * rng.normal(size=angle.shape)).astype(np.float32)
@@ -289,7 +289,7 @@ def test_a_model_learns_to_forecast(model: str) -> None:
     after = evaluate(built, data)
     assert before.rmse is not None
     assert after.rmse is not None
-    # Predicting the mean of a sine is off by sqrt(1/2).
+    # Predicting the mean of a sine has an error of sqrt(1/2).
     assert after.rmse < 0.1 < 0.5 < before.rmse
 
 
@@ -324,7 +324,7 @@ def per_sample(model: torch.nn.Module, data: Dataset) -> dict[str, torch.Tensor]
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_the_lstm_has_gradients_a_sample() -> None:
+def test_the_lstm_has_gradients_per_sample() -> None:
     data, model = waves(4, 0.5), forecaster()
     outputs = model(torch.from_numpy(data.x)).squeeze(1)
     mean = torch.nn.functional.mse_loss(outputs, torch.from_numpy(data.y))
@@ -335,14 +335,14 @@ def test_the_lstm_has_gradients_a_sample() -> None:
         torch.testing.assert_close(each.mean(dim=0), together, atol=1e-5, rtol=1e-4)
 
 
-def test_forecasts_are_dealt_iid_or_by_site_and_not_by_class() -> None:
+def test_forecasts_are_partitioned_iid_or_by_site_but_not_by_class() -> None:
     y = np.linspace(0, 1, 20, dtype=np.float32)
     assert [len(part) for part in partition(y, 4, "iid", 0)] == [5, 5, 5, 5]
     with pytest.raises(FederationError, match="dirichlet needs classes"):
         partition(y, 4, "dirichlet", 0)
 
 
-def test_a_federation_smaller_than_the_data_has_its_first_sites_alone(data_dir: Path) -> None:
+def test_a_federation_smaller_than_the_data_has_only_its_first_sites(data_dir: Path) -> None:
     small = Federation.model_validate({"sites": 3})
     task = small.task.model_copy(
         update={"dataset": "lcl", "model": "lstm", "partition": Partition(kind="by-site"), "train": Training(epochs=1)}
@@ -364,7 +364,7 @@ def rmse_of(y: NDArray[np.float32], forecast: NDArray[np.float32] | float) -> fl
 
 
 def test_rounds_of_plain_averaging_beat_the_mean_and_the_last_reading(data_dir: Path) -> None:
-    """40 sites, 10 a round, unweighted mean of their updates."""
+    """40 sites, 10 per round, unweighted mean of their updates."""
     data, model = lcl.load(data_dir).first_sites(40), build("lstm", (48, 3), 0, seed=0)
     parts = partition(data.train.y, 40, "by-site", 0, site=data.train.site)
     weights, layout = flatten(model)

@@ -1,4 +1,4 @@
-"""Messages between sites over the middleware: only the recipient reads them, and nobody can change or move them."""
+"""Messages between sites through the middleware: only the recipient can read them, nobody can change or move them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def letters(shuffler: Deployment, name: str, run: str) -> Letters:
 
 @pytest.fixture
 def three(shuffler: Deployment, request: pytest.FixtureRequest) -> Iterator[tuple[Letters, Letters, Letters]]:
-    """Three sites of a run of their own, each with its card published."""
+    """Three sites in their own run, each with its card published."""
     run = request.node.name.replace("[", "-").replace("]", "")[:60]
     open_round(shuffler.server, round_header(run, 1, 4))
     alice, bob, carol = (letters(shuffler, name, run) for name in SITES)
@@ -45,7 +45,7 @@ def three(shuffler: Deployment, request: pytest.FixtureRequest) -> Iterator[tupl
     shuffler.server.finish(pb.FinishRequest(run=run), timeout=CALL)
 
 
-def test_a_message_reaches_its_recipient_alone_and_once(three: tuple[Letters, Letters, Letters]) -> None:
+def test_a_message_reaches_only_its_recipient_and_only_once(three: tuple[Letters, Letters, Letters]) -> None:
     alice, bob, carol = three
     alice.send("bob", "rule", b"seven")
     carol.send("bob", "rule", b"eleven")
@@ -54,9 +54,7 @@ def test_a_message_reaches_its_recipient_alone_and_once(three: tuple[Letters, Le
     assert bob.receive("rule") == []
 
 
-def test_the_middleware_holds_nothing_that_can_be_read(
-    shuffler: Deployment, three: tuple[Letters, Letters, Letters]
-) -> None:
+def test_the_middleware_holds_nothing_readable(shuffler: Deployment, three: tuple[Letters, Letters, Letters]) -> None:
     alice, _, _ = three
     alice.send("bob", "rule", b"a secret of twenty-four")
     request = pb.PickupRequest(run=alice._run, topic="rule")
@@ -66,10 +64,10 @@ def test_the_middleware_holds_nothing_that_can_be_read(
 
 
 @pytest.mark.parametrize("change", ["content", "signature", "topic", "sender"])
-def test_a_message_that_was_changed_or_moved_is_dropped(
+def test_a_changed_or_moved_message_is_dropped(
     change: str, shuffler: Deployment, three: tuple[Letters, Letters, Letters]
 ) -> None:
-    """The middleware's tricks, played by a site that posts what it was given: only the honest message arrives."""
+    """A site plays a malicious middleware and posts what it received: only the honest message arrives."""
     alice, bob, carol = three
     alice.send("bob", "rule", b"seven")
     stub = shuffler.party("site", "bob").stub
@@ -87,10 +85,10 @@ def test_a_message_that_was_changed_or_moved_is_dropped(
     assert bob.receive("rule") == [("carol", b"eleven")]
 
 
-def test_a_card_that_another_site_made_up_is_not_believed(
+def test_a_card_forged_by_another_site_is_rejected(
     shuffler: Deployment, three: tuple[Letters, Letters, Letters]
 ) -> None:
-    """Carol posts Bob's card under her own name, and a card of her own making in his: neither replaces his."""
+    """Carol posts Bob's card under her own name and a card of her own in his name: neither replaces his."""
     alice, bob, carol = three
     carol._own = Identity("test", "site", "bob")
     carol.publish()
@@ -99,14 +97,14 @@ def test_a_card_that_another_site_made_up_is_not_believed(
     assert bob.receive("rule") == [("alice", b"seven")]
 
 
-def test_who_has_no_card_cannot_be_written_to(shuffler: Deployment) -> None:
+def test_a_site_without_a_card_cannot_receive_messages(shuffler: Deployment) -> None:
     open_round(shuffler.server, round_header("cards", 1, 4))
     with pytest.raises(FederationError, match="no card"):
         letters(shuffler, "alice", "cards").send("bob", "rule", b"seven")
     shuffler.server.finish(pb.FinishRequest(run="cards"), timeout=CALL)
 
 
-def test_only_sites_of_the_federation_post_and_only_to_such(shuffler: Deployment) -> None:
+def test_only_sites_of_the_federation_can_post_and_only_to_each_other(shuffler: Deployment) -> None:
     open_round(shuffler.server, round_header("posts", 1, 4))
 
     def posted(by: tuple[str, str], **changes: object) -> str:
@@ -122,7 +120,7 @@ def test_only_sites_of_the_federation_post_and_only_to_such(shuffler: Deployment
     shuffler.server.finish(pb.FinishRequest(run="posts"), timeout=CALL)
 
 
-def test_a_mailbox_is_bounded_and_forgets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_mailbox_is_bounded_and_its_messages_expire(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mailbox, "PER_SENDER", 2)
     box = Mailbox()
     for now in (0.0, 1.0):

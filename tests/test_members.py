@@ -1,4 +1,4 @@
-"""The SuperLink's list of members follows the folder `nodes/`, whatever Flower says to single keys."""
+"""The SuperLink's list of members follows the folder `nodes/`, even if Flower rejects single keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def answer(code: int) -> httpx.HTTPStatusError:
 
 
 class Flower:
-    """Its control API: a key that was ever registered is never taken again."""
+    """Flower's control API: it never accepts a key that was registered before."""
 
     def __init__(self) -> None:
         self.members: dict[bytes, int] = {}
@@ -48,7 +48,7 @@ class Flower:
         self.members = {key: number for key, number in self.members.items() if number != node}
 
 
-class Ground:
+class Membership:
     def __init__(self, folder: Path) -> None:
         self.folder, self.flower = folder, Flower()
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -60,7 +60,7 @@ class Ground:
         (self.folder / f"{name}.pub").write_bytes(data)
 
     def keep(self, times: int = 5) -> list[str]:
-        """What is told while nothing else changes."""
+        """The events reported while nothing else changes."""
         before = len(self.events)
         for _ in range(times):
             self.members.keep()
@@ -68,60 +68,60 @@ class Ground:
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Ground:
-    return Ground(tmp_path)
+def membership(tmp_path: Path) -> Membership:
+    return Membership(tmp_path)
 
 
-def test_joining_is_adding_a_file_and_leaving_is_deleting_it(ground: Ground) -> None:
+def test_joining_is_adding_a_file_and_leaving_is_deleting_it(membership: Membership) -> None:
     keys = {name: public() for name in ("site-0", "site-1")}
     for name, key in keys.items():
-        ground.put(name, key)
-    assert ground.keep() == ["joined", "joined"]
-    (ground.folder / "site-0.pub").unlink()
-    assert ground.keep() == ["removed"]
-    assert set(ground.flower.members) == {keys["site-1"]}
-    assert ground.flower.asked == 2
+        membership.put(name, key)
+    assert membership.keep() == ["joined", "joined"]
+    (membership.folder / "site-0.pub").unlink()
+    assert membership.keep() == ["removed"]
+    assert set(membership.flower.members) == {keys["site-1"]}
+    assert membership.flower.asked == 2
 
 
-def test_a_refused_key_is_told_once_with_the_way_out_and_holds_up_nobody(ground: Ground) -> None:
+def test_a_refused_key_is_reported_once_with_the_fix_and_blocks_nobody(membership: Membership) -> None:
     """A site that was removed comes back with its old key while another leaves and a third joins."""
     old, leaving, joining = public(), public(), public()
-    ground.put("a-back", old)
-    ground.put("b-leaving", leaving)
-    ground.keep()
-    (ground.folder / "a-back.pub").unlink()
-    ground.keep()
-    ground.put("a-back", old)
-    ground.put("c-joining", joining)
-    (ground.folder / "b-leaving.pub").unlink()
-    assert ground.keep(50) == ["removed", "joined", "refused"]
-    assert set(ground.flower.members) == {joining}
-    _, told = ground.events[-1]
-    assert told["site"] == "a-back"
-    assert "delete node/node.key" in told["reason"]
-    assert "pki renew" in told["reason"]
-    asked = ground.flower.asked
-    ground.put("d", public())
-    assert ground.keep() == ["joined"]
-    assert ground.flower.asked == asked + 1
-    ground.put("a-back", public())
-    assert ground.keep() == ["joined"]
+    membership.put("a-back", old)
+    membership.put("b-leaving", leaving)
+    membership.keep()
+    (membership.folder / "a-back.pub").unlink()
+    membership.keep()
+    membership.put("a-back", old)
+    membership.put("c-joining", joining)
+    (membership.folder / "b-leaving.pub").unlink()
+    assert membership.keep(50) == ["removed", "joined", "refused"]
+    assert set(membership.flower.members) == {joining}
+    _, reported = membership.events[-1]
+    assert reported["site"] == "a-back"
+    assert "delete node/node.key" in reported["reason"]
+    assert "pki renew" in reported["reason"]
+    asked = membership.flower.asked
+    membership.put("d", public())
+    assert membership.keep() == ["joined"]
+    assert membership.flower.asked == asked + 1
+    membership.put("a-back", public())
+    assert membership.keep() == ["joined"]
 
 
-def test_an_unreachable_superlink_is_asked_again_and_told_once(ground: Ground) -> None:
-    ground.put("site-0", public())
-    ground.put("site-1", b"not a key")
-    for error, told in ((httpx.ConnectError("x"), 1), (httpx.ReadTimeout("x"), 1), (answer(503), 1)):
-        ground.flower.error = error
-        assert ground.keep(50) == ["members"] * told
-    ground.flower.error = None
-    assert ground.keep(50) == ["joined", "refused"]
-    ground.flower.error = httpx.ConnectError("x")
-    ground.put("site-2", public())
-    assert ground.keep() == ["members"]
+def test_an_unreachable_superlink_is_retried_and_reported_once(membership: Membership) -> None:
+    membership.put("site-0", public())
+    membership.put("site-1", b"not a key")
+    for error, times in ((httpx.ConnectError("x"), 1), (httpx.ReadTimeout("x"), 1), (answer(503), 1)):
+        membership.flower.error = error
+        assert membership.keep(50) == ["members"] * times
+    membership.flower.error = None
+    assert membership.keep(50) == ["joined", "refused"]
+    membership.flower.error = httpx.ConnectError("x")
+    membership.put("site-2", public())
+    assert membership.keep() == ["members"]
 
 
-def test_what_is_no_key_is_named_and_left_out(tmp_path: Path) -> None:
+def test_an_invalid_key_is_named_and_skipped(tmp_path: Path) -> None:
     """Garbage, a folder, a link to nowhere, a key on a curve that nobody supports: each is one line."""
     good = public()
     (tmp_path / "good.pub").write_bytes(good)
@@ -132,8 +132,8 @@ def test_what_is_no_key_is_named_and_left_out(tmp_path: Path) -> None:
     found, refused = keys_in(tmp_path)
     assert found == {good: "good"}
     assert {one.site for one in refused} == {"garbage", "folder", "nowhere", "odd"}
-    ground = Ground(tmp_path)
-    assert sorted(ground.keep()) == ["joined", *["refused"] * 4]
+    membership = Membership(tmp_path)
+    assert sorted(membership.keep()) == ["joined", *["refused"] * 4]
 
 
 # An elliptic-curve key whose curve has an object identifier that does not exist (1.3.132.0.99).
@@ -143,8 +143,8 @@ MBYwEAYHKoZIzj0CAQYFK4EEAGMDAgAE
 """
 
 
-def test_flower_takes_no_key_twice(tmp_path: Path) -> None:
-    """What the refusal's text says of Flower is true of the version in use."""
+def test_flower_accepts_no_key_twice(tmp_path: Path) -> None:
+    """What the error message says about Flower is true for the installed version."""
     from flwr.server.superlink.linkstate import LinkStateFactory
     from flwr.supercore.object_store import ObjectStoreFactory
     from flwr.superlink.federation import NoOpFederationManager

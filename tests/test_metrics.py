@@ -1,4 +1,4 @@
-"""The metrics: few labels, none of a peer's making, and a server that cannot be held up."""
+"""The metrics: few labels, none chosen by a peer, and a server that cannot be blocked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from observed import get, values
 
 
 @given(st.text(), st.sampled_from(["", "dtype: ", "site ", "\0"]))
-def test_no_text_of_a_peer_becomes_a_label(text: str, before: str) -> None:
+def test_no_text_from_a_peer_becomes_a_label(text: str, before: str) -> None:
     assert scrape.field_of(before + text) in scrape.FIELDS | {scrape.OTHER}
 
 
-def test_labels_stay_few_whatever_is_refused() -> None:
+def test_refusals_create_only_a_few_labels() -> None:
     counted = scrape.Prometheus("shuffler", "shuffler")
     for n in range(2000):
         counted.reject(f"CODE_{n}", f"word{n}: x")
@@ -33,7 +33,7 @@ def test_labels_stay_few_whatever_is_refused() -> None:
     )
 
 
-def test_only_get_metrics_is_served_and_on_loopback_unless_asked() -> None:
+def test_only_get_metrics_is_served_and_only_on_loopback_by_default() -> None:
     _, address = scrape.listen("shuffler", "shuffler", "0")
     assert address.startswith("127.0.0.1:")
     assert get(address)[0] == 200
@@ -45,12 +45,12 @@ def test_only_get_metrics_is_served_and_on_loopback_unless_asked() -> None:
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:", "127.0.0.1:99999", "203.0.113.7:0", "127.0.0.1:-1"])
-def test_an_address_that_cannot_be_is_named(address: str) -> None:
+def test_an_invalid_address_is_named(address: str) -> None:
     with pytest.raises(LaunchError, match=f"metrics {address}: .*; (choose|use) "):
         scrape.listen("shuffler", "shuffler", address)
 
 
-def test_scrapers_that_hang_are_few_and_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_scrapers_are_limited_and_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "PATIENCE", 1.0)
     _, address = scrape.listen("shuffler", "shuffler", "127.0.0.1:0")
     where = ("127.0.0.1", int(address.rpartition(":")[2]))

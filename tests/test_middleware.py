@@ -1,4 +1,4 @@
-"""Shuffler and aggregators: real processes, real certificates, and callers who do not keep to the rules."""
+"""Shuffler and aggregators: real processes, real certificates, and callers that break the rules."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ _runs = itertools.count(1)
 
 @pytest.fixture
 def run(shuffler: Deployment) -> Iterator[str]:
-    """A run of its own for every test; finished at the end, as only so many are kept."""
+    """A separate run for every test, finished at the end because a middleware keeps a limited number."""
     name = f"run-{next(_runs)}"
     yield name
     status(shuffler.server.finish, pb.FinishRequest(run=name), timeout=CALL)
 
 
-# Bad submissions: name -> (status, what is sent in a round with this good update).
+# Bad submissions: name -> (status, what is sent instead of this good update).
 def _header(round: pb.RoundHeader, good: Array, /, **changes: Any) -> Iterator[Any]:
     return chunks(pb.Chunk(vector=vector_header(round, good, **changes)), [good])
 
@@ -134,9 +134,7 @@ BAD: dict[str, tuple[str, Callable[[pb.RoundHeader, Array], Iterator[Any]]]] = {
 }
 
 
-def test_bad_submissions_get_their_status_and_the_round_collects_exactly_the_good_ones(
-    shuffler: Deployment, run: str
-) -> None:
+def test_bad_submissions_get_their_status_and_only_good_ones_are_collected(shuffler: Deployment, run: str) -> None:
     good = updates(4)
     round = open_round(shuffler.server, round_header(run, 1, LENGTH, cohort=4, quorum=4))
     site = shuffler.site(0)
@@ -145,7 +143,7 @@ def test_bad_submissions_get_their_status_and_the_round_collects_exactly_the_goo
     for index in (2, 0, 3, 1):
         assert not submit(shuffler.site(index), round, good[index], tier=f"{EPSILONS[index]:g}")
         if index == 0:
-            assert submit(shuffler.site(0), round, good[0])  # the same bytes: in already
+            assert submit(shuffler.site(0), round, good[0])  # the same bytes: already accepted
             other = vector_header(round, good[1])
             assert status(send, shuffler.site(0), other, good[1]) == "ALREADY_EXISTS"
     release = collect(shuffler.server, round)
@@ -155,7 +153,7 @@ def test_bad_submissions_get_their_status_and_the_round_collects_exactly_the_goo
     assert np.array_equal(columns(release.rows), columns(good))
 
 
-def test_a_site_that_is_not_invited_neither_gets_the_round_nor_takes_a_place(shuffler: Deployment, run: str) -> None:
+def test_an_uninvited_site_neither_gets_the_round_nor_takes_a_place(shuffler: Deployment, run: str) -> None:
     round = open_round(shuffler.server, round_header(run, 1, LENGTH, sites=["site-1", "site-2", "site-3"]))
     assert status(submit, shuffler.site(0), round, updates(1)[0]) == "PERMISSION_DENIED"
     header, model = client.fetch(shuffler.site(0), pb.FetchRequest(run=run, wait=0.1), CALL)
@@ -167,12 +165,12 @@ def test_a_site_that_is_not_invited_neither_gets_the_round_nor_takes_a_place(shu
 
 
 def raw_submit(party: Party, *messages: bytes) -> str:
-    """Submit bytes that our own encoder would not make."""
+    """Submit bytes that our own encoder would not produce."""
     call = party.channel.stream_unary("/fl_privacy.wire.Middleware/Submit", bytes, pb.SubmitReply.FromString)
     return status(call, iter(messages), timeout=CALL)
 
 
-def test_bytes_that_are_no_message_are_refused_everywhere(shuffler: Deployment, run: str) -> None:
+def test_bytes_that_are_not_a_message_are_refused_everywhere(shuffler: Deployment, run: str) -> None:
     round = open_round(shuffler.server, round_header(run, 1, LENGTH))
     site = shuffler.party("site", "site-0")
     header = encode(pb.Chunk(vector=vector_header(round, updates(1)[0])))
@@ -189,7 +187,7 @@ def test_bytes_that_are_no_message_are_refused_everywhere(shuffler: Deployment, 
 
 
 def everything(stub: Any, round: pb.RoundHeader) -> dict[str, Callable[[], Any]]:
-    """Every call there is, well formed."""
+    """Every call of the API, well formed."""
     request = pb.CollectRequest(run=round.run, round=round.round, attempt=round.attempt)
     settle = pb.SettleRequest(run=round.run, round=round.round, attempt=round.attempt, commit=True)
     new = round_header(round.run, round.round + 1, LENGTH)
@@ -215,11 +213,11 @@ ALLOWED: dict[str, set[str]] = {
 
 
 @pytest.mark.parametrize("role", ALLOWED)
-def test_a_role_may_call_its_own_and_nothing_else(shuffler: Deployment, run: str, role: str) -> None:
+def test_a_role_may_make_only_its_own_calls(shuffler: Deployment, run: str, role: str) -> None:
     round = open_round(shuffler.server, round_header(run, 1, LENGTH))
     party = shuffler.party(role, "site-0" if role == "site" else role)
     for name, call in everything(party.stub, round).items():
-        # A shuffler answers nobody's `settle` and `seed`.
+        # A shuffler answers `settle` and `seed` to nobody.
         allowed = "OK" if name in ALLOWED[role] else "PERMISSION_DENIED"
         wanted = "UNIMPLEMENTED" if name in ("settle", "seed") else allowed
         assert status(call) == wanted, name
@@ -232,10 +230,10 @@ def test_the_server_may_not_act_as_a_site(shuffler: Deployment, run: str) -> Non
         assert status(everything(shuffler.server, round)[name]) == "PERMISSION_DENIED"
 
 
-def test_certificates_that_are_not_of_this_federation(
+def test_certificates_from_outside_the_federation_are_refused(
     shuffler: Deployment, run: str, keys: Keys, tmp_path: Path
 ) -> None:
-    """What is wrong with the certificate itself ends the handshake; what it says is refused afterwards."""
+    """An invalid certificate fails the handshake; a valid one with the wrong identity is refused afterwards."""
     round = open_round(shuffler.server, round_header(run, 1, LENGTH))
     authority = keys.of("server", "server").authority_file
     foreign = Keys(tmp_path / "foreign").of("site", "site-0")
@@ -259,7 +257,7 @@ def test_certificates_that_are_not_of_this_federation(
     assert collect(shuffler.server, round).count == 3
 
 
-def test_collect_answers_only_when_the_round_is_over(shuffler: Deployment, run: str) -> None:
+def test_collect_returns_only_when_the_round_is_over(shuffler: Deployment, run: str) -> None:
     round = open_round(shuffler.server, round_header(run, 1, LENGTH))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(collect, shuffler.server, round)
@@ -283,8 +281,8 @@ def test_a_round_is_released_once(shuffler: Deployment, run: str) -> None:
     assert status(open_round, shuffler.server, again) == "ALREADY_EXISTS"
 
 
-def test_a_released_attempt_stays_released_under_every_other_name_of_a_run(shuffler: Deployment, run: str) -> None:
-    """A site resends the same bytes for the same attempt: two releases in other company would show the difference."""
+def test_a_released_attempt_stays_released_under_any_run_name(shuffler: Deployment, run: str) -> None:
+    """A site resends the same bytes for an attempt: two releases with different cohorts would reveal the difference."""
     round = open_round(shuffler.server, round_header(run, 1, LENGTH))
     elsewhere = round_header(f"{run}-b", 1, LENGTH, attempt=round.attempt)
     assert status(open_round, shuffler.server, elsewhere) == "ALREADY_EXISTS"
@@ -293,13 +291,13 @@ def test_a_released_attempt_stays_released_under_every_other_name_of_a_run(shuff
     collect(shuffler.server, round)
     shuffler.server.finish(pb.FinishRequest(run=run), timeout=CALL)
     assert status(open_round, shuffler.server, elsewhere) == "ALREADY_EXISTS"
-    for number in range(middleware.MAX_RUNS + 1):  # so many that the finished run is forgotten
+    for number in range(middleware.MAX_RUNS + 1):  # enough runs for the finished one to be forgotten
         other = open_round(shuffler.server, round_header(f"{run}-{number}", 1, 1))
         shuffler.server.finish(pb.FinishRequest(run=other.run), timeout=CALL)
     assert status(open_round, shuffler.server, round) == "ALREADY_EXISTS"
 
 
-def test_at_the_deadline_a_quorum_is_released_and_less_is_not(shuffler: Deployment, run: str) -> None:
+def test_at_the_deadline_a_quorum_is_released_and_fewer_are_not(shuffler: Deployment, run: str) -> None:
     for count, phase in ((3, "released"), (2, "failed")):
         round = open_round(shuffler.server, round_header(run, 1, LENGTH, cohort=4, quorum=1, deadline=0.4))
         for index, update in enumerate(updates(count)):
@@ -319,7 +317,7 @@ def test_a_submissions_own_floor_holds_a_round_back(shuffler: Deployment, run: s
     assert collect(shuffler.server, round).phase == "failed"
 
 
-def test_a_newer_attempt_supersedes(shuffler: Deployment, run: str) -> None:
+def test_a_newer_attempt_supersedes_an_older_one(shuffler: Deployment, run: str) -> None:
     old = open_round(shuffler.server, round_header(run, 1, LENGTH))
     submit(shuffler.site(0), old, updates(1)[0])
     with ThreadPoolExecutor(1) as pool:
@@ -372,8 +370,8 @@ def test_a_hanging_stream_does_not_hold_the_round_past_its_deadline(shuffler: De
     hanging.end()
 
 
-def test_a_slow_stream_cannot_write_into_a_round_that_is_over(shuffler: Deployment, run: str) -> None:
-    """Its row may be another's by then: rows move together when a round is released."""
+def test_a_slow_stream_cannot_write_into_a_finished_round(shuffler: Deployment, run: str) -> None:
+    """Its row may belong to another site by then: a release moves rows together."""
     length = 200_000
     good = updates(3, length)
     poison = np.full(length, 1e30, np.float32)
@@ -397,7 +395,7 @@ def test_a_slow_stream_cannot_write_into_a_round_that_is_over(shuffler: Deployme
     assert np.array_equal(columns(release.rows), columns(good))
 
 
-def test_a_client_that_goes_away_leaves_its_place(shuffler: Deployment, run: str) -> None:
+def test_a_client_that_disconnects_frees_its_place(shuffler: Deployment, run: str) -> None:
     good = updates(4)
     round = open_round(shuffler.server, round_header(run, 1, LENGTH))
     gone = Hanging(shuffler.site(3), *stream_of(round, good[3])[:2])
@@ -438,7 +436,7 @@ def test_the_memory_of_a_round_is_freed_even_if_a_superseded_stream_hangs(shuffl
             submit(shuffler.site(index), round, update)
         assert collect(shuffler.server, round).count == 3
         used.append(shuffler.process.memory_info().rss)
-    assert used[-1] - used[1] < 5 * good.nbytes  # ten rounds on; the allocator keeps some for itself
+    assert used[-1] - used[1] < 5 * good.nbytes  # after ten rounds; the allocator keeps some
     for stream in hanging:
         stream.end()
 
@@ -470,7 +468,7 @@ def test_sites_fetch_the_model_of_the_next_round(shuffler: Deployment, run: str)
 
 
 @pytest.mark.parametrize("wait", [math.nan, -1.0, -math.inf, 0.0])
-def test_a_fetch_that_waits_for_no_time_at_all_is_answered(shuffler: Deployment, run: str, wait: float) -> None:
+def test_a_fetch_without_waiting_time_is_answered(shuffler: Deployment, run: str, wait: float) -> None:
     open_round(shuffler.server, round_header(run, 1, LENGTH))
     request = pb.FetchRequest(run=run, after_round=1, wait=wait)
     assert client.fetch(shuffler.site(0), request, 5.0)[0].round == 0
@@ -488,7 +486,7 @@ def test_a_flood_of_fetches_does_not_stop_a_round(shuffler: Deployment, run: str
         call.cancel()
 
 
-def test_a_finished_run_can_be_taken_up_again(shuffler: Deployment, run: str) -> None:
+def test_a_finished_run_can_be_resumed(shuffler: Deployment, run: str) -> None:
     open_round(shuffler.server, round_header(run, 1, LENGTH))
     shuffler.server.finish(pb.FinishRequest(run=run), timeout=CALL)
     assert client.fetch(shuffler.site(0), pb.FetchRequest(run=run), CALL)[0].finished
@@ -509,7 +507,7 @@ def test_logs_name_no_site(shuffler: Deployment, run: str) -> None:
         assert not any("site" in str(value) for line in lines for value in line.values())
 
 
-# In one process, without a network: what the server sees over many rounds, and races that need exact timing.
+# In one process, without a network: statistics over many rounds, and races that need exact timing.
 
 
 class Context:
@@ -529,7 +527,7 @@ SITES = [Context("site", f"site-{i}") for i in range(4)]
 
 class Quiet(Log):
     def __call__(self, event: str, **fields: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 async def parts_of(*parts: Any) -> AsyncIterator[Any]:
@@ -571,8 +569,8 @@ def p_value(counts: Array) -> float:
     return float(stats.chisquare(counts.ravel()).pvalue)
 
 
-def test_whole_models_come_in_no_order_of_names_or_arrival() -> None:
-    """Any order that clients arrive in, any name: each is equally often in each row."""
+def test_the_order_of_whole_models_reveals_neither_names_nor_arrival() -> None:
+    """Whatever their name and order of arrival, clients are equally often in each row."""
     rounds = 400
     by_name, by_arrival = np.zeros((3, 3)), np.zeros((3, 3))
     values = np.repeat(np.arange(3, dtype=np.float32)[:, None], 2, axis=1)
@@ -593,14 +591,14 @@ def test_whole_models_come_in_no_order_of_names_or_arrival() -> None:
 
 
 def test_a_whole_model_keeps_its_tier() -> None:
-    """The server weighs it by that: only models of one tier can be mixed (Shuffle-DP)."""
+    """The server weights models by tier: only models of one tier can be mixed (Shuffle-DP)."""
     values = np.repeat(np.arange(3, dtype=np.float32)[:, None], 2, axis=1)
     header, matrix = asyncio.run(play(shuffler_of("model"), round_header("run", 1, 2), [2, 0, 1], values))
     assert list(zip(header.tiers, matrix[:, 0], strict=True)) == [("1", 0), ("2", 1), ("4", 2)]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
-def test_parameters_come_in_no_order_of_names_or_arrival(order: list[int]) -> None:
+def test_the_order_of_parameters_reveals_neither_names_nor_arrival(order: list[int]) -> None:
     """Every coordinate has its own permutation, and all six are equally frequent."""
     length = 30_000
     values = np.repeat(np.arange(3, dtype=np.float32)[:, None], length, axis=1)
@@ -611,8 +609,8 @@ def test_parameters_come_in_no_order_of_names_or_arrival(order: list[int]) -> No
     assert p_value(counts) > LEAST_P
 
 
-def test_levelled_buckets_have_one_noise_throughout() -> None:
-    """What unmixing by variance would go by is gone: every row of a bucket has the noise of its smallest budget."""
+def test_levelled_buckets_have_the_same_noise_in_every_row() -> None:
+    """Nothing is left for unmixing by variance: every row of a bucket has the noise of its smallest budget."""
     length = 100_000
     levelled = federation(
         route={"kind": "shuffler", "level": "parameter", "n_min": 3, "buckets": "levelled"},
@@ -624,11 +622,11 @@ def test_levelled_buckets_have_one_noise_throughout() -> None:
     assert len(set(release.tiers)) == 1
     assert np.std(sent[0]) != pytest.approx(np.std(sent[2]), rel=0.1)
     for row in rows:
-        # The standard deviation of an estimate from n Gaussians is sigma / sqrt(2 n); six of them.
+        # An estimate of sigma from n Gaussians has standard deviation sigma / sqrt(2 n); six of them.
         assert row.std() == pytest.approx(ldp.scale(1.0, float(release.tiers[0]), 1e-5), rel=6 / np.sqrt(2 * length))
 
 
-def test_layers_are_whole_and_of_mixed_clients() -> None:
+def test_layers_stay_whole_and_come_from_different_clients() -> None:
     values = np.repeat(np.arange(3, dtype=np.float32)[:, None], 40, axis=1)
     layers = list(range(2, 42, 2))
     header = round_header("run", 1, 40, layers=layers)
@@ -647,8 +645,8 @@ def test_a_shuffle_is_never_repeated() -> None:
     assert len(set(asyncio.run(main()))) == 3
 
 
-def test_an_open_that_dawdles_cannot_bring_a_released_attempt_back() -> None:
-    """Two opens of one attempt run side by side; the slow one ends after the release of the quick one."""
+def test_a_slow_open_cannot_reopen_a_released_attempt() -> None:
+    """Two opens of one attempt run concurrently; the slow one ends after the round of the fast one was released."""
 
     async def main() -> None:
         service, header, model = shuffler_of("parameter"), round_header("run", 1, 4), np.zeros(4, np.float32)
@@ -690,7 +688,7 @@ def test_a_failed_or_unwanted_round_keeps_no_update(monkeypatch: pytest.MonkeyPa
     asyncio.run(main())
 
 
-def test_a_closed_round_waits_for_the_server_at_least_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_round_is_kept_for_the_server_at_least_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another aggregator may take that long to close the same round."""
     monkeypatch.setattr(middleware, "KEPT", 0.0)
 
@@ -734,7 +732,7 @@ def test_a_cancelled_submission_leaves_no_trace() -> None:
     asyncio.run(main())
 
 
-def test_a_stream_without_a_header_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_without_a_header_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "HEADER_WAIT", 0.05)
 
     async def silent() -> AsyncIterator[Any]:
@@ -748,7 +746,7 @@ def test_a_stream_without_a_header_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(main())
 
 
-def test_finished_runs_make_room_only_when_there_is_none() -> None:
+def test_finished_runs_are_dropped_only_when_there_is_no_room() -> None:
     async def main() -> None:
         service = shuffler_of("parameter")
 
@@ -835,7 +833,7 @@ def test_only_the_evaluator_seeds_and_only_once(aggregator: Deployment) -> None:
     assert status(open_shard, aggregator, ahead) == "FAILED_PRECONDITION"
 
 
-def test_the_server_gets_no_coordinate(aggregator: Deployment) -> None:
+def test_the_server_receives_no_coordinates(aggregator: Deployment) -> None:
     seed(aggregator, "blind", updates(1, SHARD_LENGTH)[0])
     round = round_header("blind", 1, SHARD_LENGTH)
     release = play_shard(aggregator, round, updates(3, SHARD_LENGTH))
@@ -848,7 +846,7 @@ def test_the_server_gets_no_coordinate(aggregator: Deployment) -> None:
         assert status(everything(other, round)[name]) == "PERMISSION_DENIED"
 
 
-def test_a_round_is_applied_by_settling_and_only_then(aggregator: Deployment) -> None:
+def test_a_round_is_applied_only_by_settling(aggregator: Deployment) -> None:
     start, rows = updates(1, SHARD_LENGTH)[0], updates(3, SHARD_LENGTH, seed=1)
     seed(aggregator, "settling", start)
     dropped = round_header("settling", 1, SHARD_LENGTH)
@@ -860,7 +858,7 @@ def test_a_round_is_applied_by_settling_and_only_then(aggregator: Deployment) ->
     assert np.array_equal(newest(aggregator, "settling")[1], start)
     kept = round_header("settling", 1, SHARD_LENGTH)
     play_shard(aggregator, kept, rows)
-    for _ in range(3):  # an answer may be lost: asking again applies nothing again
+    for _ in range(3):  # an answer may be lost: repeating the call applies nothing twice
         settle(aggregator, kept)
     settle(aggregator, kept, commit=False)
     assert newest(aggregator, "settling")[0] == 1
@@ -883,8 +881,10 @@ def test_a_round_that_did_not_close_cannot_be_settled(aggregator: Deployment) ->
 
 @pytest.mark.parametrize("combine", ["fedavg", "fedprox", "fedadam", "fedyogi", "median", "trimmed-mean"])
 @pytest.mark.parametrize("reproducible", [False, True])
-def test_the_shards_joined_are_the_whole_combined_bit_for_bit(combine: str, reproducible: bool, tmp_path: Path) -> None:
-    """Two aggregators over three rounds against the same rule on the whole vector; sites answer in other orders."""
+def test_joined_shards_equal_the_rule_on_the_whole_vector_bit_for_bit(
+    combine: str, reproducible: bool, tmp_path: Path
+) -> None:
+    """Two aggregators over three rounds against the same rule on the whole vector; sites answer in different orders."""
     length, count = 1501, 3
     config = sharded(combine={"kind": combine}, reproducible=reproducible)
     owners = masks.owners(length, 2, config.seed)
@@ -914,7 +914,7 @@ def test_the_shards_joined_are_the_whole_combined_bit_for_bit(combine: str, repr
     asyncio.run(main())
 
 
-def test_a_killed_aggregator_goes_on_from_its_disk(keys: Keys, tmp_path: Path) -> None:
+def test_a_killed_aggregator_resumes_from_its_disk(keys: Keys, tmp_path: Path) -> None:
     config, start = sharded(), updates(1, SHARD_LENGTH)[0]
     rows = [updates(3, SHARD_LENGTH, seed=number) for number in range(4)]
     deployment = deploy(tmp_path, keys, config, "aggregator")
@@ -938,7 +938,7 @@ def test_a_killed_aggregator_goes_on_from_its_disk(keys: Keys, tmp_path: Path) -
         assert np.array_equal(newest(deployment, "run")[1], expected[2])
         settle(deployment, third)
         assert np.array_equal(newest(deployment, "run")[1], step(expected[2], rows[3]))
-        # Another aggregator did not come along: the same round once more, from the shard before it.
+        # Another aggregator did not settle: repeat the round from the previous shard.
         again = round_header("run", 3, SHARD_LENGTH)
         play_shard(deployment, again, rows[0])
         assert newest(deployment, "run")[0] == 2
@@ -951,7 +951,7 @@ def test_a_killed_aggregator_goes_on_from_its_disk(keys: Keys, tmp_path: Path) -
 
 
 class Slow(Aggregator):
-    """An aggregator that can be stopped in the middle of settling."""
+    """An aggregator that a test can hold while it settles."""
 
     gate: asyncio.Event
     broken = False
@@ -973,7 +973,7 @@ async def closed_round(service: Aggregator) -> pb.RoundHeader:
     return header
 
 
-def test_a_caller_that_goes_away_does_not_leave_a_round_half_settled(tmp_path: Path) -> None:
+def test_a_caller_that_disconnects_does_not_leave_a_round_half_settled(tmp_path: Path) -> None:
     async def main() -> None:
         service = Slow(sharded(), tmp_path, Quiet("aggregator"))
         service.gate = asyncio.Event()
@@ -986,7 +986,7 @@ def test_a_caller_that_goes_away_does_not_leave_a_round_half_settled(tmp_path: P
         await service.settle(drop, SERVER)
         second = asyncio.create_task(service.settle(request, SERVER))
         await asyncio.sleep(0.01)
-        assert not second.done()  # no answer before the shard is on the disk
+        assert not second.done()  # no answer before the shard is on disk
         service.gate.set()
         await second
         assert service.runs["run"].version == 1
@@ -995,7 +995,7 @@ def test_a_caller_that_goes_away_does_not_leave_a_round_half_settled(tmp_path: P
     asyncio.run(main())
 
 
-def test_settling_that_failed_is_never_reported_as_done(tmp_path: Path) -> None:
+def test_failed_settling_is_never_reported_as_done(tmp_path: Path) -> None:
     async def main() -> None:
         service = Slow(sharded(), tmp_path, Quiet("aggregator"))
         service.gate, service.broken = asyncio.Event(), True
@@ -1011,7 +1011,7 @@ def test_settling_that_failed_is_never_reported_as_done(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_seed_that_dawdles_cannot_reset_a_run(tmp_path: Path) -> None:
+def test_a_slow_seed_cannot_reset_a_run(tmp_path: Path) -> None:
     async def main() -> None:
         service, gate = Aggregator(sharded(), tmp_path, Quiet("aggregator")), asyncio.Event()
         late = np.full(4, 9, np.float32)
@@ -1033,7 +1033,7 @@ def test_a_seed_that_dawdles_cannot_reset_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run", ["", ".", "..", "../x", "/etc", "a/b", "a\\b\0", "-x", "a\n", "x" * 129, "ü"])
-def test_no_run_name_leaves_the_state_folder(run: str, tmp_path: Path) -> None:
+def test_no_run_name_escapes_the_state_folder(run: str, tmp_path: Path) -> None:
     store = ShardStore(tmp_path / "state")
     for call in (
         lambda name: store.save(name, 0, np.zeros(1, np.float32), {}),
@@ -1045,7 +1045,7 @@ def test_no_run_name_leaves_the_state_folder(run: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_store_keeps_two_rounds_and_ignores_what_a_crash_left(tmp_path: Path) -> None:
+def test_the_store_keeps_two_rounds_and_ignores_leftovers_of_a_crash(tmp_path: Path) -> None:
     store = ShardStore(tmp_path)
     for number in range(4):
         store.save("run", number, np.full(2, number, np.float32), {"m": np.ones(2)})

@@ -16,12 +16,12 @@ from fl_privacy.crypto.stream import Words
 from fl_privacy.dp import noise
 from fl_privacy.errors import FederationError
 
-# Keys are fixed, so a test that passes once always passes; a right sampler fails for one choice of keys in a million.
+# Keys are fixed, so results never change; a correct sampler fails for one choice of keys in a million.
 LEAST_P = 1e-6
 MANY = 20_000_000
 TAIL = float(noise.TAIL)
 
-Draw = Callable[[int], NDArray[np.float32]]  # a piece's number to 2^22 samples
+Draw = Callable[[int], NDArray[np.float32]]  # piece number -> 2^22 samples
 PIECE = 2**22
 
 
@@ -35,12 +35,12 @@ def samples() -> NDArray[np.float32]:
 
 
 def p_beyond(z: float) -> float:
-    """How likely a standard normal statistic is this far from 0."""
+    """The probability that a standard normal statistic is at least this far from 0."""
     return float(2 * stats.norm.sf(abs(z)))
 
 
 def p_bins(values: NDArray[np.float32], edges: NDArray[np.float64], total: int) -> float:
-    """Chi-square of the bins between `edges`; of all `total` samples, `values` are those that are not in the widest."""
+    """Chi-square of the bins between `edges`; `values` are those of all `total` samples outside the widest bin."""
     counts = np.bincount(np.searchsorted(edges, values), minlength=edges.size + 1)
     expected = np.diff(special.ndtr(edges), prepend=0.0, append=1.0)
     counts[np.argmax(expected)] += total - values.size
@@ -59,7 +59,7 @@ def normal_piece(number: int) -> NDArray[np.float32]:
 
 
 def tail(count: int, number: int) -> NDArray[np.float64]:
-    """Samples of the tail alone."""
+    """Samples of the tail only."""
     return noise._Sampler(key(number), kernels.pick("normal", count, "numpy"))._tails(count, 0)
 
 
@@ -91,7 +91,7 @@ def test_kernels_give_the_same_bits(size: int, number: int) -> None:
 
 
 def test_kernels_give_the_same_bits_for_many(samples: NDArray[np.float32]) -> None:
-    # Thousands of tails, and samples drawn three times: all the rare steps.
+    # Thousands of tail samples, and samples drawn three times: all the rare branches.
     size = MANY // 5
     assert noise.standard_normal(size, key(1), backend="numpy").tobytes() == samples[:size].tobytes()
 
@@ -111,7 +111,7 @@ def test_extreme_words(backend: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(size=st.integers(1, 20_000), block=st.integers(1, 5000), room=st.integers(0, 5000), number=st.integers(0, 99))
-def test_blocks_do_not_matter(size: int, block: int, room: int, number: int) -> None:
+def test_block_sizes_do_not_matter(size: int, block: int, room: int, number: int) -> None:
     expected = noise.standard_normal(size, key(number))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "BLOCK", max(block, size // 100))
@@ -121,18 +121,18 @@ def test_blocks_do_not_matter(size: int, block: int, room: int, number: int) -> 
 
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.tuples(SIZES, SIZES), number=st.integers(0, 99))
-def test_more_samples_start_with_the_same_ones(sizes: tuple[int, int], number: int) -> None:
+def test_a_longer_sample_starts_with_the_shorter_one(sizes: tuple[int, int], number: int) -> None:
     few, many = (noise.standard_normal(size, key(number)) for size in sorted(sizes))
     assert few.tobytes() == many[: few.size].tobytes()
 
 
 def test_known_samples() -> None:
-    """A key gives the same noise in every version."""
+    """A key gives the same noise in every version of the code."""
     known = [1.9258693, 0.5985487, 0.023772733, 0.11622043]
     assert noise.standard_normal(4, key(1)).tolist() == np.float32(known).tolist()
 
 
-def test_a_key_decides() -> None:
+def test_the_key_determines_the_noise() -> None:
     one, again, other = (noise.standard_normal(10_000, key(number)) for number in (1, 1, 2))
     assert np.array_equal(one, again)
     # Two different float32 samples agree with a probability below 2^-20.
@@ -205,7 +205,7 @@ def test_repeated_tail_values_are_found() -> None:
 
 
 def test_tail_reaches_thirteen_sigma(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uniforms of 2^-54 and, to accept it, 2^-64."""
+    """Needs uniforms of 2^-54 and, to accept it, 2^-64."""
     monkeypatch.setattr(Words, "take", lambda self, count: np.array([2**10, 0], np.uint64))
     assert tail(1, 0)[0] == pytest.approx(TAIL + 54 * np.log(2) / TAIL, rel=2**-12)
 
@@ -230,7 +230,7 @@ def test_neighbours_are_independent(samples: NDArray[np.float32], lag: int) -> N
 
 
 def test_no_word_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stream has one reader: draws, wedges and tails of three depths, and repeated attempts at a tail."""
+    """Every stream has one reader: draws, wedges, tails of three depths, and repeated attempts at a tail."""
     streams: list[int] = []
 
     class Recorded(Words):

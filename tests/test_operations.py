@@ -1,4 +1,4 @@
-"""What real processes tell an operator: metrics that name nobody, and an event log of all that matters."""
+"""What real processes show an operator: metrics that identify nobody, and a log of all important events."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ BYTES_IN, BYTES_OUT = (f'fl_privacy_bytes_total{{direction="{way}"}}' for way in
 SITES = ("site-0", "site-1", "site-2")
 
 
-# A real shuffler, and callers who do not keep to the rules.
+# A real shuffler, and callers that break the rules.
 
 
 @dataclass
 class Watched:
-    """A running shuffler, where it is scraped and where its events are."""
+    """A running shuffler, its metrics address and its event file."""
 
     deployment: Deployment
     metrics: str
@@ -67,7 +67,7 @@ class Watched:
 
 @contextmanager
 def watched(folder: Path, keys: Keys, name: str, route: dict[str, Any], *arguments: str) -> Iterator[Watched]:
-    """A middleware that is asked for metrics and events."""
+    """A middleware with metrics and an event file."""
     role = name.partition("-")[0]
     sites = [{"name": site} for site in SITES]
     federation = Federation.model_validate({"name": "test", "sites": sites, "route": route})
@@ -98,7 +98,7 @@ def shuffler(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
         yield running
 
 
-def test_a_round_is_told_when_it_is_over_and_never_who_sent_what(shuffler: Watched) -> None:
+def test_a_round_is_reported_when_it_is_over_without_who_sent_what(shuffler: Watched) -> None:
     good, calls = np.ones(LENGTH, np.float32), shuffler.deployment
     before = shuffler.samples()
     round = open_round(calls.server, round_header("run-a", 1, LENGTH))
@@ -121,7 +121,7 @@ def test_a_round_is_told_when_it_is_over_and_never_who_sent_what(shuffler: Watch
     assert "site" not in get(shuffler.metrics)[1]
 
 
-def test_the_kept_log_says_who_joined_and_what_was_released_under_which_terms(shuffler: Watched) -> None:
+def test_the_kept_log_records_who_joined_and_what_was_released_on_which_terms(shuffler: Watched) -> None:
     good, calls = np.ones(LENGTH, np.float32), shuffler.deployment
     round = open_round(calls.server, round_header("run-b", 1, LENGTH))
     for site in range(3):
@@ -152,7 +152,7 @@ def test_the_kept_log_says_who_joined_and_what_was_released_under_which_terms(sh
     }
 
 
-def test_hostile_callers_make_no_label_and_are_named_only_in_the_kept_log(shuffler: Watched) -> None:
+def test_hostile_callers_create_no_labels_and_are_named_only_in_the_kept_log(shuffler: Watched) -> None:
     good, calls = np.ones(LENGTH, np.float32), shuffler.deployment
     round = open_round(calls.server, round_header("run-c", 1, LENGTH))
     stranger = calls.party("site", "mallory").stub
@@ -179,8 +179,8 @@ def test_hostile_callers_make_no_label_and_are_named_only_in_the_kept_log(shuffl
     assert all("digest" not in e and good.tobytes().hex() not in str(e) for e in refused)
 
 
-def test_a_round_that_is_open_when_the_shuffler_is_stopped_is_told(shuffler: Watched) -> None:
-    """The last test of this shuffler."""
+def test_a_round_that_is_open_when_the_shuffler_stops_is_reported(shuffler: Watched) -> None:
+    """This is the last test with this shuffler."""
     calls = shuffler.deployment
     round = open_round(calls.server, round_header("run-d", 1, LENGTH))
     calls.stop()
@@ -188,7 +188,7 @@ def test_a_round_that_is_open_when_the_shuffler_is_stopped_is_told(shuffler: Wat
     assert [e["reason"] for e in ends] == ["the process was stopped"]
 
 
-def test_an_aggregator_tells_the_same_of_its_shard(tmp_path: Path, keys: Keys) -> None:
+def test_an_aggregator_reports_the_same_about_its_shard(tmp_path: Path, keys: Keys) -> None:
     arguments = ("--index", "0", "--state", str(tmp_path / "state"))
     with watched(tmp_path, keys, "aggregator-0", {"kind": "shards", "aggregators": 2}, *arguments) as running:
         calls, shard = running.deployment, np.ones(LENGTH, np.float32)
@@ -232,7 +232,7 @@ PARTIES = ("server", "shuffler", "worker-site-0", "worker-site-1", "worker-site-
 
 @dataclass
 class Seen:
-    """What an operator saw of a run while it went, and how it ended."""
+    """What an operator saw while a run was in progress, and its result."""
 
     result: Result
     policy: Path
@@ -293,7 +293,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return found
 
 
-def test_every_role_is_scraped_while_the_run_goes(seen: Seen) -> None:
+def test_every_role_can_be_scraped_during_the_run(seen: Seen) -> None:
     assert seen.result.status == "completed", seen.result.reason
     assert set(seen.scrapes) == set(PARTIES)
     for party, text in seen.scrapes.items():
@@ -309,7 +309,7 @@ def test_every_role_is_scraped_while_the_run_goes(seen: Seen) -> None:
     assert values(seen.scrapes["worker-site-1"])["fl_privacy_epsilon_left"] == float("inf")
 
 
-def test_a_site_s_log_says_what_left_it_and_under_which_policy(seen: Seen) -> None:
+def test_a_site_s_log_records_what_left_it_under_which_policy(seen: Seen) -> None:
     sha256 = hashlib.sha256(seen.policy.read_bytes()).hexdigest()
     (policy,) = seen.kept("worker-site-0", "policy")
     assert {"sha256": sha256, "epsilon": 100.0, "epsilon_per_round": 8.0, "tasks": ["digits"]}.items() <= policy.items()
@@ -326,7 +326,7 @@ def test_a_site_s_log_says_what_left_it_and_under_which_policy(seen: Seen) -> No
     assert seen.kept("worker-site-1", "policy")[0]["sha256"] is None
 
 
-def test_the_other_logs_say_who_joined_what_was_released_and_how_the_run_went(seen: Seen) -> None:
+def test_the_other_logs_record_who_joined_what_was_released_and_the_progress_of_the_run(seen: Seen) -> None:
     assert sorted(e["site"] for e in seen.kept("shuffler", "joined")) == sorted(SITES)
     assert [(e["round"], e["count"]) for e in seen.kept("shuffler", "released")] == [(1, 3), (2, 3)]
     assert [e["round"] for e in seen.kept("server", "evaluated")] == [0, 1, 2]
@@ -334,7 +334,7 @@ def test_the_other_logs_say_who_joined_what_was_released_and_how_the_run_went(se
     assert not any(name in json.dumps(e) for e in kept(seen.events / "server.jsonl") for name in SITES)
 
 
-def test_status_tells_the_run_from_its_start_to_its_end(seen: Seen) -> None:
+def test_status_follows_the_run_from_start_to_end(seen: Seen) -> None:
     states = [found.state for found in seen.states]
     assert [state for state, _ in itertools.groupby(states)] == ["waiting", "running", "completed"]
     running = next(found for found in seen.states if found.state == "running")
@@ -349,7 +349,7 @@ def test_status_tells_the_run_from_its_start_to_its_end(seen: Seen) -> None:
     assert {b["site"]: b["spent"] for b in found["budgets"]} == pytest.approx(spent)
 
 
-def test_a_site_tells_charges_resends_and_what_it_did_not_send(tmp_path: Path) -> None:
+def test_a_site_reports_charges_resends_and_what_it_did_not_send(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("epsilon_per_round: 8\nepsilon: 9\ntasks: [digits]\nroutes: [server]\n")
     route = "route: {kind: server}\nrounds_per_message: 1\n"

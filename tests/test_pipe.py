@@ -1,4 +1,4 @@
-"""The socket between ClientApp and worker: frames come back whole, and no bytes can hurt the worker."""
+"""The socket between ClientApp and worker: frames arrive intact, and no bytes can harm the worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def receive_bytes(data: bytes, most: int = 1000) -> tuple[dict[str, Any], bytearray]:
-    """What a receiver makes of these bytes and then a closed connection."""
+    """What a receiver returns for these bytes followed by a closed connection."""
     left, right = socket.socketpair()
     with right:
         right.settimeout(5)
@@ -46,7 +46,7 @@ def receive_bytes(data: bytes, most: int = 1000) -> tuple[dict[str, Any], bytear
 
 
 @given(JSON, st.binary(max_size=500))
-def test_a_frame_comes_back_as_it_went(fields: dict[str, Any], payload: bytes) -> None:
+def test_a_frame_arrives_as_sent(fields: dict[str, Any], payload: bytes) -> None:
     left, right = socket.socketpair()
     with left, right:
         pipe.send(left, fields, payload)
@@ -88,19 +88,19 @@ def test_any_text_in_a_good_frame_is_an_object_or_a_pipe_error(text: bytes) -> N
     ],
     ids=["nothing", "half a head", "no text", "cut", "text", "overflow", "payload", "list", "nested", "digits"],
 )
-def test_a_frame_that_is_none_is_a_pipe_error(data: bytes) -> None:
+def test_a_malformed_frame_is_a_pipe_error(data: bytes) -> None:
     with pytest.raises(pipe.PipeError):
         receive_bytes(data)
 
 
-def test_a_size_that_lies_takes_no_memory(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_false_size_allocates_no_memory(pair: tuple[socket.socket, socket.socket]) -> None:
     left, right = pair
     left.sendall(pipe.HEAD.pack(2, 2**40))
     with pytest.raises(pipe.PipeError, match="too large"):
         pipe.receive(right, 1000)
 
 
-def test_a_trickle_does_not_stretch_the_timeout(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_trickle_does_not_extend_the_timeout(pair: tuple[socket.socket, socket.socket]) -> None:
     left, right = pair
     right.settimeout(0.3)
     stop = threading.Event()
@@ -124,7 +124,7 @@ def test_a_trickle_does_not_stretch_the_timeout(pair: tuple[socket.socket, socke
 
 
 class Fake:
-    """A site that answers at once, or fails as it is told."""
+    """A site that answers at once or raises a given error."""
 
     parameters, metrics = 2**21, OFF
 
@@ -162,11 +162,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fake
     assert not thread.is_alive()
 
 
-def test_the_socket_is_for_owner_and_group_whatever_was_there_and_the_umask(tmp_path: Path) -> None:
+def test_the_socket_is_for_owner_and_group_whatever_the_umask_and_leftovers(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     before = os.umask(0)
     try:
-        for _ in range(2):  # the second finds what a killed worker left
+        for _ in range(2):  # the second one finds the leftovers of a killed worker
             worker.listen(path).close()
             assert stat.S_IMODE(path.stat().st_mode) == 0o660
             assert stat.S_ISSOCK(path.stat().st_mode)
@@ -200,7 +200,7 @@ def test_a_ticket_is_answered_with_a_status_and_an_update(site: tuple[Fake, str]
         {"first": [[[]]]},
     ],
 )
-def test_a_ticket_that_asks_for_anything_else_is_refused(site: tuple[Fake, str], changes: dict[str, Any]) -> None:
+def test_a_ticket_with_any_other_request_is_refused(site: tuple[Fake, str], changes: dict[str, Any]) -> None:
     assert pipe.ask(site[1], {**TICKET, **changes}, b"", 5) == ({"status": "refused"}, b"")
 
 
@@ -216,7 +216,7 @@ def test_a_payload_of_odd_length_is_refused(site: tuple[Fake, str]) -> None:
         (FederationError("secret reason"), "failed"),
     ],
 )
-def test_the_reason_stays_in_the_sites_own_log(site: tuple[Fake, str], error: Exception, wanted: str) -> None:
+def test_the_reason_stays_in_the_site_s_own_log(site: tuple[Fake, str], error: Exception, wanted: str) -> None:
     fake, path = site
     fake.error = error
     assert pipe.ask(path, TICKET, b"", 5) == ({"status": wanted}, b"")
@@ -240,8 +240,8 @@ def test_a_worker_survives_any_bytes(site: tuple[Fake, str], frames: list[bytes]
     assert pipe.ask(site[1], TICKET, b"", 5)[0] == {"status": "done"}
 
 
-def test_a_silent_or_deaf_peer_is_left_behind(site: tuple[Fake, str]) -> None:
-    """Neither one that says nothing nor one that does not read its reply may keep the worker for ever."""
+def test_a_silent_or_unresponsive_peer_is_dropped(site: tuple[Fake, str]) -> None:
+    """A peer that sends nothing or does not read its reply must not block the worker forever."""
     fake, path = site
     with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as deaf:
         silent.connect(path)

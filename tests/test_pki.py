@@ -1,4 +1,4 @@
-"""Certificates: who a party is, what its files look like, and who is believed."""
+"""Certificates: identities, files and their permissions, and who is trusted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def certificate(ring: Keyring) -> x509.Certificate:
 
 
 def verify(ring: Keyring, authority: Authority) -> None:
-    """As a TLS server would, of a client."""
+    """Verify a client as a TLS server would."""
     verifier = PolicyBuilder().store(Store([authority.certificate])).build_client_verifier()
     verifier.verify(certificate(ring), [])
 
@@ -54,7 +54,7 @@ class Caller:
         return {"peer_uri": self._uris} if self._uris else {}
 
 
-def test_secrets_are_their_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_secrets_are_readable_only_by_their_owner_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         ring = Authority.open(tmp_path / "ca").issue(SITE, tmp_path / "site")
@@ -63,7 +63,7 @@ def test_secrets_are_their_owners_alone_whatever_the_umask(tmp_path: Path) -> No
     assert mode(tmp_path / "ca" / "ca.key") == mode(ring.key_file) == 0o600
 
 
-def test_a_secret_is_never_readable_even_where_the_file_was(tmp_path: Path) -> None:
+def test_a_secret_is_never_readable_even_if_the_old_file_was(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     path.write_bytes(b"a longer text than the secret")
     path.chmod(0o666)
@@ -72,7 +72,7 @@ def test_a_secret_is_never_readable_even_where_the_file_was(tmp_path: Path) -> N
     assert mode(path) == 0o600
 
 
-def test_only_the_key_of_a_party_is_private(keys: Keys) -> None:
+def test_only_a_party_s_key_is_private(keys: Keys) -> None:
     ring = keys.of("site", "site-0")
     public = ring.certificate_file.read_bytes() + ring.authority_file.read_bytes()
     assert b"PRIVATE" not in public
@@ -87,8 +87,8 @@ def test_an_identity_is_its_uri(federation: str, role: str, name: str) -> None:
 
 
 @given(st.sampled_from([SITE.uri, "", "fl-privacy://"]), st.text(max_size=40))
-def test_what_parses_is_an_identity_and_nothing_more(start: str, more: str) -> None:
-    """A line's end, a query or a second path behind a good name must not pass for that name."""
+def test_whatever_parses_is_exactly_an_identity(start: str, more: str) -> None:
+    """A newline, a query or a second path after a good name must not pass for that name."""
     try:
         found = Identity.parse(start + more)
     except ProtocolError:
@@ -111,12 +111,12 @@ def test_what_parses_is_an_identity_and_nothing_more(start: str, more: str) -> N
         "",
     ],
 )
-def test_an_almost_right_uri_is_no_identity(uri: str) -> None:
+def test_an_almost_right_uri_is_not_an_identity(uri: str) -> None:
     with refused("UNAUTHENTICATED"):
         Identity.parse(uri)
 
 
-def test_a_peer_is_believed_for_its_federation_and_role_only() -> None:
+def test_a_peer_is_trusted_only_for_its_federation_and_role() -> None:
     uri = SITE.uri.encode()
     assert peer(Caller(uri), "test", "server", "site") == SITE
     with refused("PERMISSION_DENIED"):
@@ -128,7 +128,7 @@ def test_a_peer_is_believed_for_its_federation_and_role_only() -> None:
             peer(caller, "test", "site")
 
 
-def test_a_certificate_says_who_and_where_and_for_how_long(keys: Keys) -> None:
+def test_a_certificate_states_identity_hosts_and_validity(keys: Keys) -> None:
     made = certificate(keys.of("aggregator", "aggregator-0"))
     names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.UniformResourceIdentifier) == ["fl-privacy://test/aggregator/aggregator-0"]
@@ -144,7 +144,7 @@ def test_a_certificate_says_who_and_where_and_for_how_long(keys: Keys) -> None:
 
 
 def test_a_party_cannot_sign_for_another(keys: Keys, tmp_path: Path) -> None:
-    """A leaf that acts as an authority makes certificates that nobody believes."""
+    """Certificates issued by a leaf that acts as an authority are not trusted."""
     site = keys.of("site", "site-0")
     rogue = Authority(tmp_path, load_key(site.key_file), certificate(site))
     forged = rogue.issue(Identity("test", "server", "server"), tmp_path / "forged")
@@ -152,7 +152,7 @@ def test_a_party_cannot_sign_for_another(keys: Keys, tmp_path: Path) -> None:
         verify(forged, keys.authority)
 
 
-def test_the_authority_believes_its_own_and_no_other(keys: Keys, tmp_path: Path) -> None:
+def test_the_authority_accepts_only_its_own_certificates(keys: Keys, tmp_path: Path) -> None:
     verify(keys.of("site", "site-0"), keys.authority)
     with pytest.raises(VerificationError):
         verify(Keys(tmp_path).of("site", "site-0"), keys.authority)
@@ -160,7 +160,7 @@ def test_the_authority_believes_its_own_and_no_other(keys: Keys, tmp_path: Path)
         verify(keys.expired("site", "site-0"), keys.authority)
 
 
-def test_an_authority_is_made_once(tmp_path: Path) -> None:
+def test_an_authority_is_created_once(tmp_path: Path) -> None:
     first, again = Authority.open(tmp_path), Authority.open(tmp_path)
     assert first.certificate == again.certificate
     assert first.key.public_key() == again.key.public_key()
@@ -171,21 +171,21 @@ def test_an_authority_is_made_once(tmp_path: Path) -> None:
     verify(old, again)
 
 
-def test_a_certificate_issued_anew_has_a_new_key(tmp_path: Path) -> None:
+def test_a_reissued_certificate_has_a_new_key(tmp_path: Path) -> None:
     authority = Authority.open(tmp_path / "ca")
     one, two = (load_key(authority.issue(SITE, tmp_path / name).key_file) for name in ("one", "two"))
     assert one.public_key() != two.public_key()
 
 
 @pytest.mark.parametrize("broken", ["ca.key", "ca.pem"])
-def test_a_broken_authority_says_which_and_what_to_do(tmp_path: Path, broken: str) -> None:
+def test_a_broken_authority_is_named_with_the_fix(tmp_path: Path, broken: str) -> None:
     Authority.open(tmp_path)
     (tmp_path / broken).write_bytes(b"not PEM")
     with pytest.raises(LaunchError, match=r"authority .*restore it"):
         Authority.open(tmp_path)
 
 
-def test_an_authority_with_a_password_or_of_two_halves_is_refused(tmp_path: Path) -> None:
+def test_an_encrypted_or_mismatched_authority_is_refused(tmp_path: Path) -> None:
     one, other = Authority.create(tmp_path / "one"), Authority.create(tmp_path / "other")
     (one.folder / "ca.key").write_bytes((other.folder / "ca.key").read_bytes())
     with pytest.raises(LaunchError, match=r"ca\.key does not belong to ca\.pem; restore"):
@@ -198,7 +198,7 @@ def test_an_authority_with_a_password_or_of_two_halves_is_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["Foo Bar", "-a", "a_b", "a\n", "a" * 64, "../a"])
-def test_an_authority_for_a_federation_that_cannot_be_is_not_made(tmp_path: Path, name: str) -> None:
+def test_an_authority_for_an_invalid_federation_name_is_not_created(tmp_path: Path, name: str) -> None:
     with pytest.raises(LaunchError, match=r"federation: .*use at most 63 lower-case letters"):
         Authority.create(tmp_path / "ca", name)
     assert not (tmp_path / "ca").exists()

@@ -1,4 +1,4 @@
-"""`fl-privacy preflight KIT` on clocks, ports and files that a machine may have wrong: each is named with its fix."""
+"""`fl-privacy preflight KIT` on machines with a wrong clock, port or file: each is named with its fix."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def site(tmp_path: Path, authority: Authority) -> Path:
 
 @contextmanager
 def gate(keys: Keyring, ahead: dt.timedelta) -> Iterator[str]:
-    """What answers as a gate does, with a clock of its own."""
+    """A server that answers like a gate, with its own clock."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(keys.certificate_file, keys.key_file)
     context.load_verify_locations(keys.authority_file)
@@ -66,7 +66,7 @@ def gate(keys: Keyring, ahead: dt.timedelta) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_clock_that_is_wrong(site: Path, tmp_path: Path, authority: Authority) -> None:
+def test_a_wrong_clock_is_named(site: Path, tmp_path: Path, authority: Authority) -> None:
     keys = authority.issue(Identity("kits", "superlink", "superlink"), tmp_path / "link", [HERE])
     for ahead, wrong in ((dt.timedelta(), False), (dt.timedelta(hours=3), True), (dt.timedelta(hours=-3), True)):
         with gate(keys, ahead) as address:
@@ -79,10 +79,10 @@ def test_a_clock_that_is_wrong(site: Path, tmp_path: Path, authority: Authority)
             assert side in found["clock"]
 
 
-def test_a_clock_is_compared_even_where_it_makes_certificates_look_bad(
+def test_clocks_are_compared_even_if_certificates_look_invalid(
     site: Path, tmp_path: Path, authority: Authority
 ) -> None:
-    """To a machine whose clock is years ahead, the gate's certificate has expired."""
+    """On a machine whose clock is years ahead, the gate's certificate looks expired."""
     ring = Keys(tmp_path / "old", "kits")
     ring.authority = authority
     with gate(ring.expired("superlink", "superlink"), dt.timedelta(days=-400)) as address:
@@ -92,7 +92,7 @@ def test_a_clock_is_compared_even_where_it_makes_certificates_look_bad(
     assert "ahead of" in found["clock"]
 
 
-def test_a_clock_is_compared_by_those_who_only_listen_too(tmp_path: Path, authority: Authority) -> None:
+def test_roles_that_only_listen_compare_clocks_too(tmp_path: Path, authority: Authority) -> None:
     keys = authority.issue(Identity("kits", "superlink", "superlink"), tmp_path / "link", [HERE])
     for ahead, wrong in ((dt.timedelta(), False), (dt.timedelta(hours=-3), True)):
         with gate(keys, ahead) as address:
@@ -106,7 +106,7 @@ def test_a_clock_is_compared_by_those_who_only_listen_too(tmp_path: Path, author
 
 
 @pytest.mark.parametrize("name", ["superlink", "shuffler", "server", "site-0"])
-def test_a_clock_that_is_behind_is_named_without_asking_anybody(
+def test_a_clock_that_is_behind_is_named_without_contacting_anyone(
     site: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = site.parent / name
@@ -122,9 +122,7 @@ def test_a_clock_that_is_behind_is_named_without_asking_anybody(
     assert "behind the start date of" in failures(kit)["clock"]
 
 
-def test_a_clock_that_no_time_server_keeps_is_a_remark_and_no_failure(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unsynchronised_clock_is_a_warning_and_not_a_failure(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for answer, remarks in ((of_kit.TIME_ERROR, 1), (0, 0)):
 
         class Kernel:
@@ -137,9 +135,9 @@ def test_a_clock_that_no_time_server_keeps_is_a_remark_and_no_failure(
         assert [check.ok for check in found] == [True] * remarks
 
 
-def test_ports_of_both_families_are_tried_by_their_own(site: Path) -> None:
+def test_ports_of_ipv4_and_ipv6_are_tried_separately(site: Path) -> None:
     if not socket.has_ipv6:
-        pytest.skip("no IPv6")
+        pytest.skip("IPv6 is not available")
     assert checks.port("[::]:0").ok
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         address = f"[::1]:{taken.getsockname()[1]}"
@@ -147,10 +145,10 @@ def test_ports_of_both_families_are_tried_by_their_own(site: Path) -> None:
         assert failures(site.parent / "shuffler")["port"] == f"{address}: Address already in use"
 
 
-def test_a_port_counts_as_the_roles_own_only_while_the_role_is_served(site: Path) -> None:
+def test_a_port_counts_as_the_role_s_own_only_while_the_role_is_served(site: Path) -> None:
     kit = site.parent / "shuffler"
     (kit / "run").mkdir()
-    (kit / "run" / "healthy").touch()  # left by one that was killed
+    (kit / "run" / "healthy").touch()  # left by a killed process
     with socket.create_server((HERE, 0)) as taken:
         change(kit, listen=f"{HERE}:{taken.getsockname()[1]}")
         assert set(failures(kit)) == {"port"}
@@ -159,7 +157,7 @@ def test_a_port_counts_as_the_roles_own_only_while_the_role_is_served(site: Path
             assert failures(kit) == {}
 
 
-def test_a_proxy_and_a_key_that_cannot_be_are_named_in_place_of_no_answer(site: Path) -> None:
+def test_an_invalid_proxy_or_key_is_named_instead_of_no_answer(site: Path) -> None:
     change(site, proxy="http://127.0.0.1:99999")
     key = load_key(site / "keys" / "key.pem")
     sealed = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
@@ -173,7 +171,7 @@ def test_a_proxy_and_a_key_that_cannot_be_are_named_in_place_of_no_answer(site: 
     assert "correct `proxy` in kit.yaml" in found["peer"]["fix"]
 
 
-def test_what_no_check_foresaw_is_a_finding_of_that_check(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_a_failure_of_its_check(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Folder) -> list[of_kit.Check]:
         raise RuntimeError("no such driver")
 
@@ -181,9 +179,9 @@ def test_what_no_check_foresaw_is_a_finding_of_that_check(site: Path, monkeypatc
     assert failures(site) == {"check": "device: RuntimeError('no such driver')"}
 
 
-def test_a_lost_node_key_is_renewed_where_there_is_a_certificate(site: Path) -> None:
+def test_the_fix_for_a_lost_node_key_is_a_renewal(site: Path) -> None:
     (site / "node" / "node.key").unlink()
     (found,) = [check for check in of_kit.run(Folder.open(site), reach=False) if check.name == "node"]
     assert found.fix == f"fl-privacy pki renew {site}"
-    assert cli(*found.fix.split()[1:]).returncode == 0  # what it says can be done
+    assert cli(*found.fix.split()[1:]).returncode == 0  # the suggested fix works
     assert (site / "node" / "node.key").exists()

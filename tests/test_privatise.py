@@ -1,4 +1,4 @@
-"""From a trained update to what leaves the site, and into its bucket."""
+"""From a trained update to the update that leaves the site, and into its bucket."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_the_noise_is_twice_the_bound_times_sigma(epsilon: float) -> None:
     size = 200_000
     noisy = ldp.privatise(np.zeros(size, np.float32), 0.7, epsilon, DELTA, KEY)
     expected = 2 * 0.7 * gaussian.sigma(epsilon, DELTA)
-    # The standard deviation of an estimate from n Gaussians is sigma / sqrt(2 n); six of them.
+    # An estimate of sigma from n Gaussians has standard deviation sigma / sqrt(2 n); six of them.
     assert noisy.std() == pytest.approx(expected, rel=6 / np.sqrt(2 * size))
 
 
-def test_topping_up_brings_a_row_to_the_noise_of_the_weakest() -> None:
+def test_topping_up_raises_a_row_to_the_noise_of_the_smallest_budget() -> None:
     size = 200_000
     rows = np.stack([ldp.privatise(np.zeros(size, np.float32), 1.0, epsilon, DELTA, KEY) for epsilon in (0.5, 8)])
     weakest = rows[0].copy()
@@ -73,8 +73,8 @@ def test_topping_up_brings_a_row_to_the_noise_of_the_weakest() -> None:
         assert row.std() == pytest.approx(ldp.scale(1.0, 0.5, DELTA), rel=6 / np.sqrt(2 * size))
 
 
-def test_mixing_apart_gives_what_mixing_here_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large rounds go to a process of their own, compiled; the same job in this one, by the numpy twin."""
+def test_mixing_in_a_separate_process_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large rounds are mixed in a separate process by the compiled kernel; compare with the numpy twin in this one."""
     monkeypatch.setattr(mixer, "LARGE", 2**20)
     length, tops = 2**18, (TopUp(0.5, b"t" * 32), TopUp(0.0, b"u" * 32))
     first, second = MixingSet((3, 1), b"a" * 32, tops), MixingSet((0, 2), b"b" * 32)
@@ -93,7 +93,7 @@ def test_mixing_apart_gives_what_mixing_here_gives(monkeypatch: pytest.MonkeyPat
     assert np.array_equal(apart, here)
 
 
-def test_a_mixer_that_cannot_work_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_mixer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixer, "LARGE", 2**20)
     store = Rows(4, 2**18)
     job = Job("parameter", 4, 2**18, (2**18,), (MixingSet((0, 9), b"a" * 32),))
@@ -101,7 +101,7 @@ def test_a_mixer_that_cannot_work_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         mix_apart(np.empty((4, 2**18), np.float32), store, job)
 
 
-def test_a_round_that_no_machine_could_hold_is_refused() -> None:
+def test_a_round_larger_than_any_memory_is_refused() -> None:
     with pytest.raises(ProtocolError, match="no memory"):
         Rows(10_000, 2**31)
 
@@ -112,7 +112,7 @@ tiers = st.lists(st.sampled_from(("0.5", "1", "2", "4", "8")), min_size=3, max_s
 @given(
     labels=tiers, kind=st.sampled_from(("none", "published", "levelled")), level=st.sampled_from(("model", "parameter"))
 )
-def test_mixing_sets_hold_everyone_once_and_as_many_labels(labels: list[str], kind: str, level: str) -> None:
+def test_mixing_sets_contain_everyone_once_with_one_label_each(labels: list[str], kind: str, level: str) -> None:
     sets = ShufflerRoute(level=level, buckets=kind, n_min=3).groups(labels)
     assert sorted(i for group in sets for i in group.members) == list(range(len(labels)))
     assert all(len(group.members) == len(group.tiers) for group in sets)
@@ -122,7 +122,7 @@ def test_mixing_sets_hold_everyone_once_and_as_many_labels(labels: list[str], ki
 
 @given(labels=tiers, seed=st.integers(0, 2**32 - 1))
 def test_the_weighted_sum_of_a_bucket_is_unchanged_by_the_shuffle_bit_for_bit(labels: list[str], seed: int) -> None:
-    """One weight a bucket: what the server computes is what it would have computed without the shuffler."""
+    """One weight per bucket: the server computes the same result as without the shuffler."""
     updates = np.random.default_rng(seed).standard_normal((len(labels), 40), dtype=np.float32)
     sets = ShufflerRoute(buckets="published", n_min=3).groups(labels)
     order = [i for group in sets for i in group.members]
@@ -171,15 +171,15 @@ def test_after_a_crash_the_same_bytes_go_out_without_a_new_charge(tmp_path: Path
     assert again.ledger.report()["charges"] == 1
 
 
-def test_a_charged_attempt_whose_bytes_are_lost_is_not_made_again(tmp_path: Path) -> None:
+def test_a_charged_attempt_whose_bytes_are_lost_is_not_repeated(tmp_path: Path) -> None:
     Idle(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
     (tmp_path / "outgoing.npy").unlink()
     with pytest.raises(LedgerError, match="update is lost"):
         Idle(federation(tmp_path), "a", tmp_path).prepare("run", 1, "attempt", ones)
 
 
-def test_a_second_process_knows_what_the_first_has_charged(tmp_path: Path) -> None:
-    """It was open before, and the first has sent another attempt since: the bytes of this one are gone."""
+def test_a_second_process_knows_what_the_first_charged(tmp_path: Path) -> None:
+    """It was opened earlier, and the first process has sent another attempt since: the bytes of this one are gone."""
     one, two = (Idle(federation(tmp_path), "a", tmp_path) for _ in range(2))
     one.prepare("run", 1, "first", ones)
     one.prepare("run", 2, "second", ones)
@@ -209,7 +209,7 @@ def test_a_policy_binds_the_site(field: str, tmp_path: Path) -> None:
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-def test_a_policy_that_demands_noise_refuses_a_federation_without_it(tmp_path: Path) -> None:
+def test_a_policy_that_requires_noise_refuses_a_federation_without_it(tmp_path: Path) -> None:
     policy = Policy.load(policy_file(tmp_path))
     with pytest.raises(PolicyError, match="privatised"):
         policy.check(Federation.parse("sites: 3"), "site-0")
@@ -218,7 +218,7 @@ def test_a_policy_that_demands_noise_refuses_a_federation_without_it(tmp_path: P
 
 
 def test_a_policy_refuses_an_audit_unless_it_allows_one(tmp_path: Path) -> None:
-    """Under `audit: true` a site writes its updates down without noise."""
+    """Under `audit: true` a site records its updates without noise."""
     audited = Federation.parse(CONFIG.replace("name: here", "audit: true"))
     policy = Policy.load(policy_file(tmp_path))
     with pytest.raises(PolicyError, match="audit"):
@@ -271,12 +271,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_budgets_that_make_no_sense_are_refused(text: str) -> None:
+def test_invalid_budgets_are_refused(text: str) -> None:
     with pytest.raises(FederationError, match=BAD[text]):
         Federation.parse(text)
 
 
-def test_budgets_are_dealt_out_in_turn() -> None:
+def test_budgets_are_assigned_in_turn() -> None:
     made = Federation.parse("sites: {count: 5, epsilon: [0.5, 8]}\nprivatise: {kind: ldp}")
     assert [site.epsilon for site in made.sites] == [0.5, 8, 0.5, 8, 0.5]
     assert (made.cohort, made.quorum) == (5, 5)

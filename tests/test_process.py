@@ -1,4 +1,4 @@
-"""A middleware process that cannot start says why in one line and ends with 2."""
+"""A middleware process that cannot start prints the reason in one line and exits with 2."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_config_without_a_shuffler_is_named(tmp_path: Path) -> None:
 
 
 def test_preflight_explains_what_grpc_calls_unavailable(tmp_path: Path) -> None:
-    """Ours and theirs from one authority: well. From two: each side's refusal is told from the other's."""
+    """Certificates from one authority pass. From two, each side's refusal is distinguished from the other's."""
     ours, theirs = Authority.open(tmp_path / "pki"), Authority.open(tmp_path / "other")
     site = Identity("here", "site", "site-0")
     (tmp_path / "c.yaml").write_text("name: here\nsites: 3")
@@ -96,7 +96,7 @@ class Finished:
         ('{"time":1,"event":"failed","reason":"no quorum"}\n', ("failed", "no quorum")),
     ],
 )
-def test_the_end_of_a_run_is_what_its_server_says_or_else_what_flower_says(
+def test_the_result_of_a_run_comes_from_its_server_or_else_from_flower(
     log: str, end: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "STATUS_EVERY", 0.0)

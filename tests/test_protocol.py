@@ -1,4 +1,4 @@
-"""The round's state machine: whatever happens in whatever order, its promises hold."""
+"""The round's state machine: whatever happens in any order, its promises hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def accept(round: Round, *clients: str, now: float = 0.0, floor: int = 1) -> Non
 
 
 def code_of(call: Callable[..., object], *arguments: object) -> str:
-    """The code a call is refused with, or nothing."""
+    """The code that a call is refused with, or ""."""
     try:
         call(*arguments)
     except ProtocolError as error:
@@ -41,7 +41,7 @@ def code_of(call: Callable[..., object], *arguments: object) -> str:
 
 
 class RoundMachine(RuleBasedStateMachine):
-    """Every order of every call, held against a model that is nothing but sets."""
+    """Every order of every call, compared with a model made of plain sets."""
 
     streams = Bundle("streams")
 
@@ -171,7 +171,7 @@ TestRound.settings = settings(max_examples=150, stateful_step_count=30, deadline
 
 
 @given(st.permutations(CLIENTS[:3]), st.permutations(CLIENTS[:3]))
-def test_the_order_of_acceptance_is_invisible(one: list[str], other: list[str]) -> None:
+def test_the_order_of_acceptance_is_not_revealed(one: list[str], other: list[str]) -> None:
     first, second = Round(SPEC, 2, 0.0), Round(SPEC, 2, 0.0)
     accept(first, *one)
     accept(second, *other)
@@ -217,7 +217,7 @@ def test_the_last_moment_is_the_one_before_the_deadline() -> None:
 
 
 def test_a_stream_must_stop_once_the_round_is_over() -> None:
-    """Whoever keeps the bytes asks before every write: a row may belong to somebody else by then."""
+    """The receiver asks before every write, because the row may belong to another site by then."""
     round = Round(SPEC, 1, 0.0)
     ticket = round.begin("cid", submission(), 0.0)
     assert ticket is not None
@@ -228,7 +228,7 @@ def test_a_stream_must_stop_once_the_round_is_over() -> None:
     assert round.phase is Phase.CLOSED
 
 
-def test_same_bytes_are_in_already_and_others_are_refused_even_when_all_is_over() -> None:
+def test_the_same_bytes_are_already_accepted_and_others_are_refused_even_after_the_end() -> None:
     round = Round(SPEC, 1, 0.0)
     accept(round, "ann", "bob", "cid")
     for _ in range(2):
@@ -239,7 +239,7 @@ def test_same_bytes_are_in_already_and_others_are_refused_even_when_all_is_over(
     assert round.accepted == ("ann", "bob", "cid")
 
 
-def test_a_newer_stream_supersedes_and_an_aborted_one_leaves_its_place() -> None:
+def test_a_newer_stream_supersedes_and_an_aborted_one_frees_its_place() -> None:
     round = Round(replace(SPEC, cohort=1, quorum=1), 1, 0.0)
     old = round.begin("ann", submission(b"old"), 0.0)
     new = round.begin("ann", submission(b"new"), 0.0)
@@ -273,7 +273,7 @@ def test_a_submission_that_does_not_fit_is_refused_and_leaves_no_trace(changes: 
     assert round == Round(SPEC, 1, 0.0)
 
 
-def test_no_submission_can_ask_for_more_company_than_the_round_can_have() -> None:
+def test_no_submission_can_set_a_floor_above_the_cohort() -> None:
     """Otherwise one site could make every round fail."""
     round = Round(SPEC, 1, 0.0)
     accept(round, "ann", "bob", "cid", floor=SPEC.cohort)
@@ -305,7 +305,7 @@ def test_a_round_out_of_range_cannot_be_opened(changes: dict[str, object]) -> No
         replace(SPEC, **changes)
 
 
-def test_a_released_round_does_not_fail_and_the_first_reason_stands() -> None:
+def test_a_released_round_cannot_fail_and_the_first_reason_is_kept() -> None:
     released, failed = Round(SPEC, 1, 0.0), Round(SPEC, 1, 0.0)
     accept(released, "ann", "bob", "cid")
     released.release()
@@ -316,7 +316,7 @@ def test_a_released_round_does_not_fail_and_the_first_reason_stands() -> None:
     assert failed.reason == "first"
 
 
-def test_tickets_are_never_given_twice() -> None:
+def test_tickets_are_never_issued_twice() -> None:
     round = Round(SPEC, 1, 0.0)
     tickets = [round.begin(name, submission(), 0.0) for name, _ in itertools.product(CLIENTS[:3], range(3))]
     assert len(set(tickets)) == 9

@@ -1,4 +1,4 @@
-"""The README is true: its demo reaches what it says, its commands run, its links lead somewhere."""
+"""The README is true: its demo reaches the stated accuracy, its commands run, its links resolve."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ README = (ROOT / "README.md").read_text()
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What `make demo` runs, and the run it leaves."""
+    """The output of what `make demo` runs, and the recorded run."""
     runs = tmp_path_factory.mktemp("runs")
     done = cli("up", ROOT / "configs" / "quickstart.yaml", "--engine", "local", "--runs-dir", runs)
     assert done.returncode == 0, done.stderr
     return done.stdout, next(runs.glob("quickstart-*"))
 
 
-def test_the_demo_prints_accuracy_place_and_next_command(demo: tuple[str, Path]) -> None:
+def test_the_demo_prints_accuracy_path_and_next_command(demo: tuple[str, Path]) -> None:
     printed, run = demo
     found = re.search(r"final accuracy (\d\.\d+) after 5 rounds", printed)
     assert found is not None
@@ -55,6 +55,6 @@ def test_the_snippet_in_the_readme_runs(demo: tuple[str, Path]) -> None:
     assert names["arrays"]["updates"].shape == (5, 4810)  # type: ignore[index]
 
 
-def test_every_link_in_the_readme_leads_to_a_file() -> None:
+def test_every_link_in_the_readme_points_to_a_file() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("https://") or (ROOT / target).exists(), target

@@ -1,4 +1,4 @@
-"""What comes after the first certificate: the next one, for whom and which hosts; and news of revocations."""
+"""After the first certificate: renewals, who gets them and for which hosts, and updates of revocations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def federation(**changes: Any) -> Federation:
 
 
 def age(authority: Authority, kit: Path, days_left: int) -> None:
-    """As if its certificate, of 90 days, were given out that long ago."""
+    """As if its certificate of 90 days had been issued this many days ago."""
     folder = Folder.open(kit)
     key = load_key(folder.keys.key_file).public_key()
     with mock.patch.object(pki, "_SKEW", dt.timedelta(days=90 - days_left)):
@@ -61,11 +61,11 @@ def change_hosts(kit: Path, *hosts: str) -> None:
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "hosts": list(hosts)}))
 
 
-@pytest.mark.parametrize(("days_left", "anew"), [(-10, True), (29, True), (31, False)])
-def test_provisioning_again_renews_what_ends_soon_and_keeps_all_else(
-    authority: Authority, tmp_path: Path, days_left: int, anew: bool
+@pytest.mark.parametrize(("days_left", "renewed"), [(-10, True), (29, True), (31, False)])
+def test_provisioning_again_renews_what_expires_soon_and_keeps_everything_else(
+    authority: Authority, tmp_path: Path, days_left: int, renewed: bool
 ) -> None:
-    """A federation in containers is provisioned at every start: it outlives its certificates with keys and budgets."""
+    """A federation in containers is provisioned at every start: keys and budgets outlast its certificates."""
     kits = provision(federation(), tmp_path / "kits", authority, sign=True)
     (tmp_path / "kits" / "site-0" / "state" / "ledger.jsonl").write_text("spent\n")
     for kit in kits:
@@ -74,7 +74,7 @@ def test_provisioning_again_renews_what_ends_soon_and_keeps_all_else(
     provision(federation(), tmp_path / "kits", authority, sign=True)
     after = contents(tmp_path / "kits")
     changed = {name for name in after if after[name] != before.get(name)}
-    assert changed == ({f"{kit.name}/keys/cert.pem" for kit in kits} if anew else set())
+    assert changed == ({f"{kit.name}/keys/cert.pem" for kit in kits} if renewed else set())
     for kit in kits:
         folder = Folder.open(kit)
         assert belong_together(*folder.keys.read())
@@ -82,7 +82,7 @@ def test_provisioning_again_renews_what_ends_soon_and_keeps_all_else(
         assert certificate(kit).not_valid_after_utc > dt.datetime.now(dt.UTC) + dt.timedelta(days=30)
 
 
-def test_provisioning_for_other_hosts_certifies_them(authority: Authority, tmp_path: Path) -> None:
+def test_provisioning_for_other_hosts_issues_certificates_for_them(authority: Authority, tmp_path: Path) -> None:
     provision(federation(), tmp_path / "kits", authority, sign=True)
     before = {kit.name: certificate(kit) for kit in (tmp_path / "kits").iterdir()}
     moved = federation(hosts={"superlink": "one.test:9092", "shuffler": "moved.test:9093"})
@@ -92,7 +92,7 @@ def test_provisioning_for_other_hosts_certifies_them(authority: Authority, tmp_p
     assert made.value.get_values_for_type(x509.DNSName) == ["moved.test"]
 
 
-def test_provisioning_introduces_the_nodes_key_that_a_site_made_itself(authority: Authority, tmp_path: Path) -> None:
+def test_provisioning_registers_the_node_key_that_a_site_created(authority: Authority, tmp_path: Path) -> None:
     provision(federation(), tmp_path / "kits", authority, sign=True)
     site, known = tmp_path / "kits" / "site-0", tmp_path / "kits" / "superlink" / "nodes" / "site-0.pub"
     before = known.read_bytes()
@@ -105,7 +105,7 @@ def test_provisioning_introduces_the_nodes_key_that_a_site_made_itself(authority
 
 
 @pytest.mark.parametrize("wrong", ["foreign", "another party", "another key", "garbage", "no key"])
-def test_provisioning_replaces_what_is_no_certificate_of_this_party(
+def test_provisioning_replaces_what_is_not_a_certificate_of_this_party(
     authority: Authority, tmp_path: Path, wrong: str
 ) -> None:
     provision(federation(), tmp_path / "kits", authority, sign=True)
@@ -127,7 +127,7 @@ def test_provisioning_replaces_what_is_no_certificate_of_this_party(
     assert Identity.of(certificate(tmp_path / "kits" / "site-0")) == SITE
 
 
-def test_provisioning_tells_the_kits_of_revocations_and_lets_no_revoked_site_back_in(
+def test_provisioning_updates_revocations_in_the_kits_and_readmits_no_revoked_site(
     authority: Authority, tmp_path: Path
 ) -> None:
     kits = provision(federation(), tmp_path / "kits", authority, sign=True)
@@ -145,7 +145,7 @@ def test_provisioning_tells_the_kits_of_revocations_and_lets_no_revoked_site_bac
     assert Keyring(fresh / "keys").revoked() == authority.revoked()
 
 
-def test_newer_revocations_in_a_kit_stay(authority: Authority, tmp_path: Path) -> None:
+def test_newer_revocations_in_a_kit_are_kept(authority: Authority, tmp_path: Path) -> None:
     """The authority's folder was restored from a backup."""
     provision(federation(), tmp_path / "kits", authority, sign=True)
     shuffler = Folder.open(tmp_path / "kits" / "shuffler")
@@ -159,7 +159,7 @@ def test_newer_revocations_in_a_kit_stay(authority: Authority, tmp_path: Path) -
     assert len(shuffler.keys.revoked()) == 2
 
 
-def test_a_signed_file_brings_the_revocations_and_never_older_ones(authority: Authority, tmp_path: Path) -> None:
+def test_a_signed_file_installs_its_revocations_but_never_older_ones(authority: Authority, tmp_path: Path) -> None:
     for name in ("site-0", "site-1"):
         join(authority, make_kit(tmp_path / "kits", "site", name))
     shuffler = make_kit(tmp_path / "kits", "shuffler", "shuffler", hosts=HOSTS)
@@ -179,7 +179,7 @@ def test_a_signed_file_brings_the_revocations_and_never_older_ones(authority: Au
     assert Keyring(superlink / "keys").revoked() == authority.revoked()
 
 
-def test_many_revocations_go_with_a_signed_file(authority: Authority, tmp_path: Path) -> None:
+def test_many_revocations_fit_into_a_signed_file(authority: Authority, tmp_path: Path) -> None:
     records = [pki.Record(SITE.uri, f"{n:x}", "", "", "") for n in range(2**80, 2**80 + 2000)]
     crl = authority._sign_crl(None, records).public_bytes(serialization.Encoding.PEM)
     authority.revoked_file.write_bytes(crl)
@@ -189,8 +189,8 @@ def test_many_revocations_go_with_a_signed_file(authority: Authority, tmp_path: 
     assert len(Keyring(shuffler / "keys").revoked()) == 2000
 
 
-def test_revocations_in_a_signed_file_are_the_authoritys(authority: Authority, tmp_path: Path) -> None:
-    """Taken out, exchanged, or of a foreign authority though ours signed the file."""
+def test_revocations_in_a_signed_file_must_be_the_authority_s(authority: Authority, tmp_path: Path) -> None:
+    """Removed, exchanged, or from a foreign authority although ours signed the file."""
     shuffler = make_kit(tmp_path / "kits", "shuffler", "shuffler", hosts=HOSTS)
     authority.revoke("nobody")
     [made] = enrol.sign(authority, [enrol.request(shuffler)[0]])
@@ -209,7 +209,7 @@ def test_revocations_in_a_signed_file_are_the_authoritys(authority: Authority, t
     assert not (shuffler / "keys" / "cert.pem").exists()
 
 
-def test_a_signed_file_without_revocations_reads_as_before_there_were_any(authority: Authority, tmp_path: Path) -> None:
+def test_a_signed_file_without_revocations_has_the_old_format(authority: Authority, tmp_path: Path) -> None:
     signed = json.loads(join(authority, make_kit(tmp_path / "kits", "site", "site-0")).read_text())
     assert set(signed) == {"version", "identity", "certificate", "ca", "node", "signature"}
     payload = json.dumps({k: v for k, v in signed.items() if k != "signature"}, sort_keys=True).encode()
@@ -218,7 +218,7 @@ def test_a_signed_file_without_revocations_reads_as_before_there_were_any(author
 
 @pytest.mark.parametrize("new_key", [False, True])
 def test_a_renewal_gains_no_host(authority: Authority, tmp_path: Path, new_key: bool) -> None:
-    """Sites check the host name of whom they dial: with another's name a superlink could pose as the shuffler."""
+    """Sites check the host name they dial: with another party's host name a superlink could pose as the shuffler."""
     shuffler = make_kit(tmp_path / "kits", "shuffler", "shuffler", hosts=("mix.test",))
     superlink = make_kit(tmp_path / "kits", "superlink", "superlink", hosts=("one.test", "fd00::1"))
     join(authority, shuffler)
@@ -269,7 +269,7 @@ def _encrypted() -> bytes:
 
 
 def _encrypted_node() -> bytes:
-    """As ssh-keygen writes one with a password, but for the secret itself."""
+    """Like a key that ssh-keygen writes with a password, but without the secret itself."""
     key = ec.generate_private_key(ec.SECP384R1()).public_key()
     line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
@@ -311,7 +311,7 @@ def test_a_broken_file_of_a_kit_is_named(authority: Authority, tmp_path: Path, f
 
 
 @pytest.mark.parametrize("hosts", [[f"h{n}.test" for n in range(17)], ["\u017fite.test"], ["fe80::1%eth0"]])
-def test_hosts_that_no_certificate_can_have_are_refused_in_a_line(tmp_path: Path, hosts: list[str]) -> None:
+def test_invalid_hosts_are_refused_in_one_line(tmp_path: Path, hosts: list[str]) -> None:
     kit = make_kit(tmp_path / "kits", "shuffler", "shuffler", hosts=tuple(hosts))
     with pytest.raises(LaunchError, match=r"17 hosts; use at most 16|is not a name or address") as caught:
         enrol.request(kit)

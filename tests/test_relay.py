@@ -1,4 +1,4 @@
-"""The relay: it takes Flower programs to the gate with a party's certificate, also through a proxy, or says why not."""
+"""The relay connects Flower programs to the gate with a party's certificate, also through a proxy, or says why not."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CONTROL = "/v1/control/list-runs"
 
 
 class Relays:
-    """Relays, each with a folder and a log of its own."""
+    """Relays, each with its own folder and log."""
 
     def __init__(self, front: Front, folder: Path) -> None:
         self.front, self._folder = front, folder
         self.background = Background()
 
     def start(self, name: str, keys: Keyring, target: str = "", proxy: str = "") -> str:
-        """One in this process."""
+        """Start a relay in this process."""
         way = proxy_address(proxy) if proxy else None
         gateway = Gateway.of(parse(target or self.front.address), keys, way)
         local = LocalKeys.open(self._folder / name, "relay")
@@ -45,7 +45,7 @@ class Relays:
         return self.background.serve(relay.Relay(gateway, local, log).handle, log)
 
     def launch(self, name: str, keys: Keyring, listen: str = "127.0.0.1:0") -> str:
-        """One in a process of its own."""
+        """Start a relay in its own process."""
         self.front.fleet.start(name, flower.relay(self.front.address, keys, self._folder / name, listen))
         return str(self.front.fleet.wait_for(name, "listening", START)["address"])
 
@@ -60,7 +60,7 @@ class Relays:
             return ask(sock, post(path))
 
     def refused(self, name: str, address: str) -> dict[str, Any]:
-        """Three tries, none answered; the one event that says why."""
+        """Try three times without an answer; returns the single event that says why."""
         for _ in range(3):
             with dial(address, self.certificate(name), None) as sock:
                 sock.sendall(post(FLEET).replace("\n", "\r\n").encode())
@@ -87,7 +87,7 @@ def relays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relays]:
         echo.close()
 
 
-def test_bytes_go_both_ways_with_the_partys_certificate(relays: Relays) -> None:
+def test_bytes_pass_both_ways_with_the_party_s_certificate(relays: Relays) -> None:
     site = relays.start("site", relays.front.keys.of("site", "clinic"))
     server = relays.start("server", relays.front.keys.of("server", "server"))
     assert relays.ask("site", site)[0] == 200
@@ -134,10 +134,10 @@ def test_a_proxy_that_refuses_is_named(
     proxy.close()
 
 
-def test_why_the_gate_is_not_reached_is_said_once(relays: Relays, tmp_path: Path) -> None:
+def test_why_the_gate_is_unreachable_is_logged_once(relays: Relays, tmp_path: Path) -> None:
     front = relays.front
     site, foreign = front.keys.of("site", "clinic"), Keys(tmp_path / "foreign")
-    # It trusts our authority, so that only the gate can object.
+    # It trusts our authority, so only the gate can object.
     stranger = foreign.of("site", "stranger")
     shutil.copy(site.authority_file, stranger.authority_file)
     far = front.keys.authority.issue(Identity("test", "superlink", "far"), tmp_path / "far", ("far.example",))
@@ -163,8 +163,8 @@ def test_why_the_gate_is_not_reached_is_said_once(relays: Relays, tmp_path: Path
     misnamed.close()
 
 
-def test_only_a_superlink_is_taken_for_one(relays: Relays, tmp_path: Path) -> None:
-    """A shuffler's certificate is of our authority and of the right host, and still no gate."""
+def test_only_a_superlink_is_accepted_as_one(relays: Relays, tmp_path: Path) -> None:
+    """A shuffler's certificate from our authority and for the right host is still not a gate's."""
     keys = relays.front.keys
     impostor = Echo(
         LocalKeys(keys.of("shuffler", "impostor").certificate_file, keys.of("shuffler", "impostor").key_file)
@@ -201,8 +201,8 @@ def test_a_renewed_certificate_is_used_without_a_restart(relays: Relays) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_another_users_programs_are_turned_away(relays: Relays) -> None:
-    """The relay would speak for the party to whoever dials it."""
+def test_programs_of_another_user_are_refused(relays: Relays) -> None:
+    """Otherwise the relay would lend the party's identity to anyone who connects."""
     address = relays.start("mine", relays.front.keys.of("site", "clinic"))
     port = address.rpartition(":")[2]
     command = ["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port} && timeout 1 cat <&3"]
@@ -244,7 +244,7 @@ def test_bad_arguments_are_one_event_and_exit_code_2(
     assert "hush" not in said
 
 
-def test_a_proxys_address() -> None:
+def test_a_proxy_s_address_is_parsed() -> None:
     assert proxy_address("http://proxy.example:3128") == ("proxy.example", 3128)
     with pytest.raises(LaunchError, match="not a URL"):
         proxy_address("http://proxy:99999")

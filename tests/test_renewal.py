@@ -28,7 +28,7 @@ SITE = Identity("test", "site", "site-0")
 
 
 class Counting:
-    """A middleware that notes every caller's serial number; a fetch goes on until `go` is set."""
+    """A middleware that records every caller's serial number; a fetch waits until `go` is set."""
 
     def __init__(self) -> None:
         self.serials: list[int] = []
@@ -60,7 +60,7 @@ class Counting:
 
 
 class Server:
-    """A real server on its own thread and loop."""
+    """A real server with its own thread and event loop."""
 
     def __init__(self, keys: Keyring) -> None:
         self.servicer = Counting()
@@ -93,7 +93,7 @@ def server(keys: Keys) -> Iterator[Server]:
 
 @pytest.fixture
 def dial(server: Server) -> Iterator[Callable[[Keyring], Any]]:
-    """A stub with these keys; its channel is closed in the end."""
+    """Makes stubs with given keys; their channels are closed at the end."""
     channels = []
 
     def make(keys: Keyring) -> Any:
@@ -118,7 +118,7 @@ def finish(stub: Any) -> str:
 
 
 def served(server: Server, keys: Keyring) -> int:
-    """The serial number of the certificate that a new connection is shown."""
+    """The serial number of the certificate that a new connection receives."""
     context = ssl.create_default_context(cafile=str(keys.authority_file))
     context.load_cert_chain(keys.certificate_file, keys.key_file)
     context.set_alpn_protocols(["h2"])
@@ -132,10 +132,10 @@ def replace(keys: Keyring, fresh: Keyring) -> None:
         write_public(keys.folder / name, (fresh.folder / name).read_bytes())
 
 
-def test_a_server_takes_up_its_new_certificate(
+def test_a_server_starts_using_its_new_certificate(
     keys: Keys, server: Server, dial: Callable[[Keyring], Any], tmp_path: Path
 ) -> None:
-    """Half of a pair changes nothing, nor does a foreign one; the open connection goes on throughout."""
+    """Half of a pair changes nothing, nor does a foreign pair; the open connection keeps working throughout."""
     own, site = keys.of("shuffler", "shuffler"), keys.of("site", "site-0")
     stub = dial(site)
     first = serial(own)
@@ -158,10 +158,10 @@ def test_a_server_takes_up_its_new_certificate(
     assert finish(stub) == "OK"
 
 
-def test_a_client_goes_on_with_its_new_certificate(
+def test_a_client_continues_with_its_new_certificate(
     keys: Keys, server: Server, dial: Callable[[Keyring], Any], tmp_path: Path
 ) -> None:
-    """The same stub; a stream that began before ends where it began, and only then is its connection closed."""
+    """With the same stub, an older stream ends on its old connection, which is closed only then."""
     own = keys.of("site", "site-0")
     stub, first = dial(own), serial(own)
     under_way = stub.fetch(pb.FetchRequest(run="r"), timeout=CALL)
@@ -178,7 +178,7 @@ def test_a_client_goes_on_with_its_new_certificate(
     assert [part.round.run for part in under_way] == ["done"]
 
 
-def test_a_retired_connection_is_closed_when_its_last_call_ended(keys: Keys, server: Server, tmp_path: Path) -> None:
+def test_a_retired_connection_is_closed_after_its_last_call(keys: Keys, server: Server, tmp_path: Path) -> None:
     own = keys.of("site", "site-0")
     channel = rpc.channel(server.address, own)
     stub: Any = rpc.middleware(channel)
@@ -197,7 +197,7 @@ def test_a_retired_connection_is_closed_when_its_last_call_ended(keys: Keys, ser
 
 
 def test_no_call_is_lost_while_certificates_change(keys: Keys, server: Server, tmp_path: Path) -> None:
-    """Server and client renew ten times under calls from four threads on one channel."""
+    """Server and client renew ten times while four threads make calls on one channel."""
     own, site = keys.of("shuffler", "shuffler"), keys.of("site", "site-0")
     channel = rpc.channel(server.address, site)
     stub: Any = rpc.middleware(channel)
@@ -253,7 +253,7 @@ def check_health(address: str, keys: Keyring) -> str:
     return "OK"
 
 
-def test_a_revoked_caller_is_refused_on_the_channel_it_has(
+def test_a_revoked_caller_is_refused_on_its_open_channel(
     keys: Keys, server: Server, dial: Callable[[Keyring], Any], tmp_path: Path
 ) -> None:
     own, site, other = keys.of("shuffler", "shuffler"), keys.of("site", "site-0"), keys.of("site", "site-1")
@@ -273,7 +273,7 @@ def test_a_revoked_caller_is_refused_on_the_channel_it_has(
     assert finish(stub) == "OK"
 
 
-def test_revocations_that_cannot_be_verified_let_nobody_in(
+def test_unverifiable_revocations_let_nobody_in(
     keys: Keys, server: Server, dial: Callable[[Keyring], Any], tmp_path: Path
 ) -> None:
     own, stub = keys.of("shuffler", "shuffler"), dial(keys.of("site", "site-1"))
@@ -297,7 +297,7 @@ def test_revocations_that_cannot_be_verified_let_nobody_in(
     assert all("install revoked.pem again" in reason for reason in server.servicer.refusals)
 
 
-def test_files_that_do_not_belong_together_start_no_server(keys: Keys) -> None:
+def test_a_server_does_not_start_with_mismatched_files(keys: Keys) -> None:
     own = keys.of("shuffler", "shuffler")
     own.key_file.write_bytes(keys.of("site", "site-0").key_file.read_bytes())
     with pytest.raises(LaunchError, match="belong together"):

@@ -1,4 +1,4 @@
-"""One table says what a role is: kits and the local engine start the same commands, and a new kind is one entry."""
+"""One table defines the roles: kits and the local engine start the same commands, and a new role is one entry."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def flags(words: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ROLES)
-def test_what_the_table_names_is_there(name: str) -> None:
+def test_everything_the_table_names_exists(name: str) -> None:
     role, services = ROLES[name], {role.serves for role in ROLES.values()}
     assert role.name == name
     assert bool(role.module) >= (not role.flower)
@@ -84,11 +84,11 @@ def test_a_kit_and_the_local_engine_start_the_same_commands(changes: dict[str, A
                 other = there[process.name]
                 assert (process.announces, process.confined) == (other.announces, other.confined)
                 assert process.env.keys() == other.env.keys()
-                if not ROLES[role].has_gate:  # behind its gate the SuperLink runs no ServerApp itself
+                if not ROLES[role].has_gate:  # behind a gate, the SuperLink does not run the ServerApp itself
                     assert flags(process.command) == flags(other.command)
 
 
-def test_audited_processes_record_under_the_name_of_the_run(tmp_path: Path) -> None:
+def test_audited_processes_record_under_the_run_s_name(tmp_path: Path) -> None:
     with local(federation(2, audit=True, hosts=ADDRESSES, **SHARDS), tmp_path) as workspace:
         for role, name in [("aggregator", "aggregator-1"), ("evaluator", "evaluator")]:
             (process,) = processes(workspace.place(role, name), Ports.free())
@@ -123,7 +123,7 @@ def _folders(folder: Path, *names: str) -> Path:
     return folder / "mounted"
 
 
-def test_a_role_that_the_route_has_no_use_for_is_idle(tmp_path: Path) -> None:
+def test_a_role_that_the_route_does_not_use_is_idle(tmp_path: Path) -> None:
     everybody: list[tuple[str, str]] = [("shuffler", "shuffler"), ("aggregator", "aggregator-0")]
     made: Federation = federation(2)
     provision(made, tmp_path / "kits", roles=[*parties(made), *everybody[1:]])

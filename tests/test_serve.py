@@ -1,4 +1,4 @@
-"""What `serve` and `train` will not start with, in one line each; and what a kit's owner set stays set."""
+"""What `serve` and `train` refuse to start with, in one line each; and that a kit owner's settings are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refused(command: str, kit: Path) -> str:
 
 
 @pytest.mark.parametrize(("command", "name"), [("serve", "shuffler"), ("serve", "site-0"), ("train", "server")])
-def test_keys_that_are_not_the_kit_s_own_start_nothing(kits: Path, command: str, name: str) -> None:
+def test_nothing_starts_with_keys_of_another_kit(kits: Path, command: str, name: str) -> None:
     keys, kit = kits / name / "keys", kits / name
     (keys / "key.pem").rename(keys / "kept")
     (keys / "key.pem").write_text("garbage")
@@ -41,12 +41,12 @@ def test_keys_that_are_not_the_kit_s_own_start_nothing(kits: Path, command: str,
     assert f"has no certificate; run fl-privacy pki request {kit}" in refused(command, kit)
 
 
-def test_training_without_the_secret_names_it(kits: Path) -> None:
+def test_training_without_the_secret_names_the_missing_secret(kits: Path) -> None:
     (kits / "server" / "secret").unlink()
     assert "secret is missing; copy it from the superlink's kit" in refused("train", kits / "server")
 
 
-def test_the_interface_that_an_owner_bound_is_kept_while_the_port_is_the_same(kits: Path) -> None:
+def test_a_changed_interface_is_kept_while_the_port_is_the_same(kits: Path) -> None:
     change(kits / "shuffler", listen="127.0.0.1:9")
     provision(federation(), kits)
     assert read_kit(kits / "shuffler").listen == "127.0.0.1:9"

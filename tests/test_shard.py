@@ -1,4 +1,4 @@
-"""Masks: disjoint, complete, near-equal, random, and vectors survive them."""
+"""Masks: disjoint, complete, nearly equal and random; vectors survive split and join."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ dimensions = st.one_of(st.integers(0, 300), st.sampled_from([1023, 1024, 1025, 2
     d=dimensions, aggregators=st.one_of(st.integers(1, 9), st.sampled_from([255, 256, 257, 400])), seed=st.integers()
 )
 @settings(max_examples=60, deadline=None)
-def test_masks_are_disjoint_complete_and_near_equal(d: int, aggregators: int, seed: int) -> None:
+def test_masks_are_disjoint_complete_and_nearly_equal(d: int, aggregators: int, seed: int) -> None:
     owners = masks.owners(d, aggregators, seed)
     counts = np.bincount(owners, minlength=aggregators)
-    # One owner a coordinate is disjoint and complete by its form; it must also be one of the aggregators.
+    # One owner per coordinate is disjoint and complete by construction; each must also be one of the aggregators.
     assert owners.shape == (d,)
     assert counts.size == aggregators
     assert counts.max() - counts.min() <= 1
@@ -51,8 +51,8 @@ def test_join_undoes_split_and_the_kernels_agree(d: int, aggregators: int, seed:
     assert np.array_equal(masks.join(shards, owners, backend="numpy"), vector)
 
 
-def test_owners_are_uniform_and_independent_of_place() -> None:
-    """Over many seeds: neighbours of six coordinates, three owners of two each, fall into all 90 assignments alike."""
+def test_owners_are_uniform_and_independent_of_position() -> None:
+    """Over many seeds, six neighbours with three owners of two each take all 90 assignments equally often."""
     seen = [tuple(masks.owners(6, 3, seed).tolist()) for seed in range(18_000)]
     cells = {assignment: i for i, assignment in enumerate(sorted(set(seen)))}
     assert len(cells) == 90
@@ -65,14 +65,14 @@ def test_owners_of_neighbours_are_independent() -> None:
     assert stats.chisquare(np.bincount(3 * owners[0::2] + owners[1::2])).pvalue > LEAST_P
 
 
-def test_seed_decides() -> None:
+def test_the_seed_determines_the_masks() -> None:
     assert np.array_equal(masks.owners(1000, 3, 1), masks.owners(1000, 3, 1))
     kinds = [1, 2, -1, b"1", b"", 2**200]
     assert len({masks.owners(1000, 3, seed).tobytes() for seed in kinds}) == len(kinds)
 
 
 def test_known_masks_never_change() -> None:
-    """Parties with other versions must agree on the masks."""
+    """Parties with different versions must agree on the masks."""
     assert masks.owners(12, 3, 1).tolist() == KNOWN
 
 
@@ -87,7 +87,7 @@ def test_ties_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
-def test_foreign_masks_are_refused(backend: str) -> None:
+def test_masks_that_do_not_fit_are_refused(backend: str) -> None:
     vector = np.zeros(6, np.float32)
     uneven = np.array([0, 0, 0, 0, 1, 1], np.uint8)
     with pytest.raises(FederationError, match="near-equal"):

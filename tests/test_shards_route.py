@@ -1,4 +1,4 @@
-"""Route `shards`: the server gets no update at all, by any socket and in any file."""
+"""Route `shards`: the server receives no update, neither over a socket nor in a file."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ audit: true
 task: {{hidden: [12000], train: {{epochs: 1, batch_size: 64, momentum: 0}}}}
 route: {{kind: shards, aggregators: {AGGREGATORS}}}
 """
-CANARY = 64  # bytes of a vector that are looked for: far too many to appear by chance
+CANARY = 64  # bytes of a vector to search for: too many to appear by chance
 
 
 class SocketMeter:
-    """Bytes that went over the TCP sockets of some processes, as the kernel counts them."""
+    """Bytes that crossed the TCP sockets of some processes, as counted by the kernel."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, dict[str, int]] = defaultdict(dict)
@@ -56,7 +56,7 @@ class SocketMeter:
         return sum(self._bytes[name].values())
 
     def follow(self, run_dir: Path) -> None:
-        """Called several times a second by the engine: learn who is who."""
+        """Called by the engine several times a second; learns which process is which."""
         pid_file = run_dir.parent / ".state" / run_dir.name / "pids.json"
         if not pid_file.exists():
             return
@@ -98,7 +98,7 @@ class SocketMeter:
 @pytest.fixture(scope="module")
 def metered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, SocketMeter, Path]:
     if subprocess.run(["sh", "-c", "command -v ss"], capture_output=True).returncode:
-        pytest.skip("needs ss (iproute2), which reads the kernel's byte counters")
+        pytest.skip("needs ss (iproute2) to read the kernel's byte counters")
     runs = tmp_path_factory.mktemp("runs")
     with SocketMeter() as meter:
         result = up(Federation.parse(CONFIG), "local", runs, watch=meter.follow)
@@ -116,12 +116,12 @@ def test_less_than_one_vector_crosses_the_sockets_of_server_and_superlink(
     vector = 4 * open_run(result.path).truth("site-0").round(1).arrays["update"].size
     assert 0 < meter.total("serverapp") < vector / 4
     assert 0 < meter.total("superlink") < vector
-    # The meter can see a vector: an aggregator takes and gives a third of one for every site and round.
+    # The meter does see vectors: an aggregator receives and sends a third of one per site and round.
     assert meter.total("aggregator-0") > 2 * SITES * ROUNDS * vector / AGGREGATORS * 0.9
 
 
 def vectors(run_path: str) -> list[np.ndarray]:
-    """Every update, every shard of one, and every model after a round."""
+    """Every update, every shard of an update, and every model after a round."""
     run = open_run(run_path)
     found = [run.truth(f"site-{i}").round(t).arrays["update"] for i in range(SITES) for t in (1, ROUNDS)]
     owners = masks.owners(found[0].size, AGGREGATORS, 11)
@@ -129,7 +129,7 @@ def vectors(run_path: str) -> list[np.ndarray]:
 
 
 def canaries(run_path: str) -> list[bytes]:
-    """Pieces of the vectors that no other file holds by chance (a dead unit's zeros would)."""
+    """Pieces of the vectors that no other file contains by chance, as it might the zeros of a dead unit."""
     pieces = []
     for vector in vectors(run_path):
         data = vector.tobytes()
@@ -148,7 +148,7 @@ def holds_any(folder: Path, pieces: list[bytes]) -> list[str]:
     return found
 
 
-def test_no_piece_of_an_update_is_in_any_file_of_server_or_superlink(
+def test_no_file_of_server_or_superlink_contains_a_piece_of_an_update(
     metered: tuple[Result, SocketMeter, Path],
 ) -> None:
     result, _, runs = metered
@@ -160,11 +160,11 @@ def test_no_piece_of_an_update_is_in_any_file_of_server_or_superlink(
     for part in ("views/server", "checkpoints", "logs"):
         assert holds_any(run_dir / part, pieces) == []
     assert [p for p in run_dir.iterdir() if p.is_file() and any(piece in p.read_bytes() for piece in pieces)] == []
-    # The search can find one: an aggregator's own view holds its shards.
+    # The search does find pieces: an aggregator's own view contains its shards.
     assert holds_any(run_dir / "views" / "aggregator-0", pieces)
 
 
-def test_shards_give_what_fedavg_gives(metered: tuple[Result, SocketMeter, Path]) -> None:
+def test_shards_give_the_same_result_as_fedavg(metered: tuple[Result, SocketMeter, Path]) -> None:
     """The reassembled model is FedAvg's: the same held-out loss to the last bit."""
     federation = Federation.parse(CONFIG)
     work = Workload(federation)
@@ -199,7 +199,7 @@ def test_one_killed_aggregator_ends_the_attempt_at_once(tmp_path: Path) -> None:
     try:
         with pytest.raises(grpc.RpcError) as failed:
             federation.route.server(seat).play(ask, None)
-        assert failed.value.code().name in PASSING  # so that the round is tried again
+        assert failed.value.code().name in PASSING  # so that the round is attempted again
         assert 0.9 < time.monotonic() - began < federation.deadline / 2
     finally:
         for one in there:

@@ -1,4 +1,4 @@
-"""Shuffles: uniform, reproducible from their key, the same in every kernel, and nothing lost."""
+"""Shuffles: uniform, reproducible from their key, identical in every kernel, and lossless."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fl_privacy.crypto import keys
 from fl_privacy.errors import FederationError
 from fl_privacy.shuffle import LEVELS, draws, layer, model, parameter, reorder
 
-# Keys are fixed, so a test that passes once always passes; a right shuffle fails for one choice of keys in a million.
+# Keys are fixed, so results never change; a correct shuffle fails for one choice of keys in a million.
 LEAST_P = 1e-6
 
 Shuffle = Callable[[NDArray[np.float32], bytes], None]
@@ -65,7 +65,7 @@ def test_every_permutation_is_equally_likely(rows: int, backend: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [10, 20, 30])
-def test_every_row_goes_everywhere_equally_often(rows: int) -> None:
+def test_every_row_goes_to_every_position_equally_often(rows: int) -> None:
     matrix = numbered(rows, 100_000)
     parameter.shuffle(matrix, key(rows))
     for row in range(rows):
@@ -111,7 +111,7 @@ def test_result_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) ->
 def test_rejection_makes_short_words_uniform(
     rows: int, bits: int, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 16 to 64 words for 6 or 24 permutations a quarter to a third of the words is rejected."""
+    """With 16 to 64 words for 6 or 24 permutations, a quarter to a third of the words are rejected."""
     monkeypatch.setattr(parameter, "plan", lambda n: draws.build(n, bits))
     matrix = numbered(rows, 20_000)
     parameter.shuffle(matrix, key(bits), backend=backend)
@@ -147,7 +147,7 @@ def test_plan_serves_every_radix_once_without_overflow(rows: int) -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_kernels_and_threads_agree_and_keep_every_column(rows: int, columns: int, secret: bytes, threads: int) -> None:
-    # Any bits at all, NaNs among them: a shuffle moves entries and computes nothing.
+    # Any bits, including NaNs: a shuffle moves entries and computes nothing.
     source = np.random.default_rng(columns).integers(0, 2**32, (rows, columns), dtype=np.uint32)
     compiled, twin = source.copy(), source.copy()
     parameter.shuffle(compiled.view(np.float32), secret, threads=threads, backend="numba")
@@ -174,7 +174,7 @@ def test_known_result_never_changes() -> None:
     assert matrix.astype(int).tolist() == KNOWN
 
 
-def test_same_key_same_result_other_key_another() -> None:
+def test_the_key_determines_the_result() -> None:
     first, again, other = numbered(10, 500), numbered(10, 500), numbered(10, 500)
     parameter.shuffle(first, key(1))
     parameter.shuffle(again, key(1))
@@ -226,7 +226,7 @@ def test_model_shuffle_is_uniform_over_rows() -> None:
     assert p_uniform(np.array(cells), 6) > LEAST_P
 
 
-def test_layer_shuffle_permutes_each_layer_as_one_and_on_its_own() -> None:
+def test_layer_shuffle_permutes_each_layer_as_a_whole_and_independently() -> None:
     width, count = 3, 20_000
     layers = [slice(i * width, (i + 1) * width) for i in range(count)]
     matrix = numbered(3, width * count)
@@ -295,11 +295,11 @@ SHUFFLE = "import numpy as np; from fl_privacy.shuffle import parameter; m = np.
 )
 
 
-def test_importing_costs_no_numba() -> None:
+def test_importing_does_not_load_numba() -> None:
     assert python("import sys, fl_privacy.shuffle.parameter; print('numba' in sys.modules)") == "False"
 
 
-def test_without_numba_the_twin_gives_the_same() -> None:
+def test_without_numba_the_numpy_twin_gives_the_same_result() -> None:
     assert python("import sys; sys.modules['numba'] = None; " + SHUFFLE) == python(SHUFFLE)
 
 

@@ -1,4 +1,4 @@
-"""`fl-privacy status` on folders of every kind: waiting, running, ended, broken, and no run at all."""
+"""`fl-privacy status` on all kinds of folders: waiting, running, ended, broken, and not a run at all."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def gone() -> int:
     return process.pid
 
 
-def test_a_run_whose_server_has_not_spoken_yet_waits(tmp_path: Path, alive: int) -> None:
+def test_a_run_that_has_not_started_is_waiting(tmp_path: Path, alive: int) -> None:
     folder = Folder(tmp_path).pids(shuffler=alive)
     assert (read(folder.path).state, read(folder.path).rounds) == ("waiting", None)
     folder.log("server", WAITING)
     assert read(folder.path).state == "waiting"
 
 
-def test_a_running_run_tells_round_score_and_time_left(tmp_path: Path, alive: int) -> None:
+def test_a_running_run_shows_round_score_and_time_left(tmp_path: Path, alive: int) -> None:
     folder = Folder(tmp_path).manifest().pids(shuffler=alive, superlink=gone())
     folder.log("server", WAITING, STARTED).rounds(0, 1, 2, 3)
     failed = {"round": 4, "attempt": 1, "reason": "2 of 3 updates\x1b[31m came"}
@@ -95,7 +95,7 @@ def test_a_running_run_tells_round_score_and_time_left(tmp_path: Path, alive: in
 
 
 @pytest.mark.parametrize("pids", [True, False])
-def test_a_run_whose_processes_are_gone_without_an_end_was_interrupted(tmp_path: Path, pids: bool) -> None:
+def test_a_run_whose_processes_exited_before_it_finished_was_interrupted(tmp_path: Path, pids: bool) -> None:
     folder = Folder(tmp_path).manifest().log("server", WAITING, STARTED).rounds(0, 1)
     folder.home.mkdir(parents=True)
     if pids:
@@ -105,8 +105,8 @@ def test_a_run_whose_processes_are_gone_without_an_end_was_interrupted(tmp_path:
     assert "--resume" in found.reason
 
 
-def test_a_run_in_containers_is_not_taken_for_one_that_broke_off(tmp_path: Path) -> None:
-    """Until its end all there is of it here is what the launcher wrote."""
+def test_a_run_in_containers_is_not_reported_as_interrupted(tmp_path: Path) -> None:
+    """Until it ends, only the launcher's files are on this machine."""
     home = tmp_path / ".state" / "heart-20261116-101832-b03d"
     home.mkdir(parents=True)
     (home / "compose.yaml").write_text("services: {}\n")
@@ -120,7 +120,7 @@ def test_a_run_in_containers_is_not_taken_for_one_that_broke_off(tmp_path: Path)
 
 
 @pytest.mark.parametrize("last", [(9.0, "failed", {"reason": "KeyboardInterrupt: "}), STARTED])
-def test_a_run_of_a_kit_is_gone_on_with_from_that_kit(tmp_path: Path, last: Any) -> None:
+def test_a_run_of_a_kit_is_resumed_from_that_kit(tmp_path: Path, last: Any) -> None:
     kit = tmp_path / "{server}"
     for where, command in ((tmp_path / "elsewhere" / "runs", "KIT"), (kit / "runs", str(kit))):
         folder = Folder(where).manifest().log("server", STARTED, last)
@@ -131,14 +131,14 @@ def test_a_run_of_a_kit_is_gone_on_with_from_that_kit(tmp_path: Path, last: Any)
         assert found.reason.endswith(f"resume it with fl-privacy train {command}")
 
 
-def test_a_pid_that_somebody_else_has_now_is_not_the_run_s(tmp_path: Path, alive: int) -> None:
+def test_a_reused_pid_is_not_the_run_s(tmp_path: Path, alive: int) -> None:
     folder = Folder(tmp_path).manifest().log("server", STARTED).pids(shuffler=alive)
     long_ago = time.time() - 1000
     os.utime(folder.home / "pids.json", (long_ago, long_ago))
     assert read(folder.path).state == "interrupted"
 
 
-def test_a_run_elsewhere_is_told_by_how_long_its_server_is_silent(tmp_path: Path) -> None:
+def test_a_run_on_another_machine_is_judged_by_how_long_its_server_is_silent(tmp_path: Path) -> None:
     folder = Folder(tmp_path).manifest().log("server", WAITING, STARTED)
     assert read(folder.path, NOW + 300).state == "running"
     assert read(folder.path, NOW + 2000).state == "interrupted"
@@ -152,16 +152,14 @@ def test_a_run_elsewhere_is_told_by_how_long_its_server_is_silent(tmp_path: Path
         ("failed", "KeyboardInterrupt: ", "interrupted"),
     ],
 )
-def test_an_end_is_the_one_that_the_server_told(tmp_path: Path, event: str, reason: str, wanted: str) -> None:
+def test_the_result_is_the_one_the_server_reported(tmp_path: Path, event: str, reason: str, wanted: str) -> None:
     folder = Folder(tmp_path).manifest("failed").log("server", STARTED, (9.0, event, {"reason": reason}))
     found = read(folder.path)
     assert found.state == wanted
     assert found.reason == reason or wanted == "interrupted"
 
 
-def test_a_copy_without_logs_goes_by_its_manifest_and_a_resumed_run_by_its_newest_log(
-    tmp_path: Path, alive: int
-) -> None:
+def test_a_copy_without_logs_uses_its_manifest_and_a_resumed_run_its_newest_log(tmp_path: Path, alive: int) -> None:
     assert read(Folder(tmp_path, "copied").manifest("completed").path).state == "completed"
     resumed = Folder(tmp_path, "resumed").manifest().pids(shuffler=alive)
     resumed.log("server.1", STARTED, (2.0, "attempt-failed", {"round": 1, "attempt": 1, "reason": "x"}))
@@ -170,7 +168,7 @@ def test_a_copy_without_logs_goes_by_its_manifest_and_a_resumed_run_by_its_newes
     assert (found.state, len(found.failed_attempts)) == ("running", 1)
 
 
-def test_budgets_are_those_that_the_sites_last_told(tmp_path: Path) -> None:
+def test_budgets_are_those_that_the_sites_last_reported(tmp_path: Path) -> None:
     folder = Folder(tmp_path).manifest("completed")
     folder.log("worker-a", (1.0, "charged", {"spent": 1.0, "left": 9.0, "delta": 1e-5}), role="a")
     folder.log("worker-a", (2.0, "resend", {"spent": 2.0, "left": None, "delta": 1e-5}), role="a")
@@ -181,7 +179,7 @@ def test_budgets_are_those_that_the_sites_last_told(tmp_path: Path) -> None:
 JUNK = b'\x00\xff{"event":7}\n{"time":"x","event":"evaluated","round":"9"}\n[1]\n{"event":"round"}\nhalf {"ev'
 
 
-def test_a_damaged_folder_is_no_crash(tmp_path: Path) -> None:
+def test_a_damaged_folder_does_not_crash_status(tmp_path: Path) -> None:
     folder = Folder(tmp_path).pids(shuffler=-1, **{"../x": 1})
     for name in ("server", "shuffler", "worker-a"):
         (folder.path / "logs" / f"{name}.log").write_bytes(JUNK)
@@ -201,7 +199,7 @@ def test_a_manifest_that_is_not_json_is_named(tmp_path: Path) -> None:
         read(folder.path)
 
 
-def test_a_folder_that_is_no_run_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "kit" / "logs").mkdir(parents=True)
     for path in (tmp_path / "kit", tmp_path / "nothing"):
         done = cli("status", path)

@@ -1,4 +1,4 @@
-"""Streams and rows: whatever bytes come in whatever pieces, the result is the array or a refusal."""
+"""Streams and rows: whatever bytes arrive, in whatever pieces, the result is the array or a refusal."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ def receive(target: Array, parts: list[memoryview], wanted: bytes | None = None)
 
 
 @given(st.binary(max_size=400))
-def test_data_comes_back_as_it_went(data: bytes) -> None:
+def test_data_arrive_as_sent(data: bytes) -> None:
     back = decode(encode(memoryview(data)))
     assert isinstance(back, memoryview)
     assert back == data
 
 
 @given(VECTOR)
-def test_a_header_comes_back_as_it_went(header: pb.VectorHeader) -> None:
+def test_a_header_arrives_as_sent(header: pb.VectorHeader) -> None:
     back = decode(encode(pb.Chunk(vector=header)))
     assert back == pb.Chunk(vector=header)
     assert header_of(back, "vector") == header
 
 
 @given(st.binary(max_size=400) | st.sampled_from([bytes(n) for n in (127, 128, 16383, 16384, CHUNK)]))
-def test_hand_framed_data_is_protobufs_own(data: bytes) -> None:
+def test_hand_framed_data_equal_protobuf_s_encoding(data: bytes) -> None:
     framed = encode(memoryview(data))
     assert framed == pb.Chunk(data=data).SerializeToString()
     assert pb.Chunk.FromString(framed).data == data
@@ -114,13 +114,13 @@ def test_any_bytes_decode_to_a_part_and_never_raise(message: bytes) -> None:
     ],
     ids=["bare", "short", "long", "huge", "endless", "long varint", "twice", "cut header", "not UTF-8", "no tag"],
 )
-def test_bytes_that_are_no_chunk_are_malformed(message: bytes) -> None:
+def test_bytes_that_are_not_a_chunk_are_malformed(message: bytes) -> None:
     assert decode(message) == Malformed()
 
 
 @given(st.binary(min_size=1, max_size=60))
-def test_data_behind_a_header_is_not_data(data: bytes) -> None:
-    """Protobuf lets the last of several parts win; a receiver takes nothing but plain data."""
+def test_data_after_a_header_are_not_data(data: bytes) -> None:
+    """Protobuf lets the last of several parts win; a receiver accepts only plain data."""
     both = pb.Chunk(vector=pb.VectorHeader(run="r")).SerializeToString() + pb.Chunk(data=data).SerializeToString()
     with refused("INVALID_ARGUMENT"):
         Receiver(np.empty(len(data), np.float32)).feed(decode(both))
@@ -152,7 +152,7 @@ def test_a_receiver_fills_its_array_or_refuses_and_writes_nowhere_else(parts: li
 
 
 @given(FINITE, st.data())
-def test_a_cut_or_changed_stream_is_a_loss_of_data(array: Array, data: st.DataObject) -> None:
+def test_a_truncated_or_changed_stream_is_data_loss(array: Array, data: st.DataObject) -> None:
     raw = bytearray(data_bytes(array))
     wanted = digest(array)
     with refused("DATA_LOSS"):
@@ -170,7 +170,7 @@ def test_more_than_was_announced_is_refused(array: Array, more: bytes) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, struct.unpack("<f", b"\x01\x00\x80\x7f")[0]])
 @pytest.mark.parametrize("position", [0, 2**18 - 1, 2**18, -1])
-def test_what_is_not_finite_is_refused_wherever_it_is(bad: float, position: int) -> None:
+def test_values_that_are_not_finite_are_refused_at_any_position(bad: float, position: int) -> None:
     array = np.zeros(2**18 + 5, np.float32)
     array[position] = bad
     with refused("INVALID_ARGUMENT"):
@@ -185,7 +185,7 @@ def test_the_largest_and_smallest_floats_pass() -> None:
     assert target.tobytes() == array.tobytes()
 
 
-def test_empty_data_is_refused_so_that_a_stream_cannot_go_on_for_ever() -> None:
+def test_empty_data_are_refused_so_that_a_stream_cannot_last_forever() -> None:
     with refused("INVALID_ARGUMENT"):
         Receiver(np.empty(1, np.float32)).feed(memoryview(b""))
 
@@ -201,14 +201,14 @@ def test_a_stream_is_a_header_and_pieces_of_at_most_one_chunk(sizes: list[int]) 
     assert b"".join(rest) == b"".join(array.tobytes() for array in arrays)
 
 
-def test_the_digest_is_that_of_the_little_endian_bytes_in_every_memory_order() -> None:
+def test_the_digest_is_of_the_little_endian_bytes_in_any_memory_order() -> None:
     array = np.arange(12, dtype=np.float32)
     wanted = hashlib.sha256(struct.pack("<12f", *range(12))).digest()
     assert digest(array) == digest(array.astype(">f4")) == digest(np.repeat(array, 2)[::2]) == wanted
     assert digest(np.empty(0, np.float32)) == hashlib.sha256().digest()
 
 
-def test_receiving_takes_no_memory_beside_the_target() -> None:
+def test_receiving_takes_no_memory_beyond_the_target() -> None:
     array = np.ones(2**20, np.float32)
     target, data = np.empty_like(array), data_bytes(array)
     tracemalloc.start()
@@ -217,10 +217,10 @@ def test_receiving_takes_no_memory_beside_the_target() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 1.2 * array.nbytes  # the encoded message; not a second and a third copy
+    assert peak < 1.2 * array.nbytes  # the encoded message, but no second or third copy
 
 
-def test_a_length_that_lies_allocates_nothing() -> None:
+def test_a_false_length_allocates_nothing() -> None:
     tracemalloc.start()
     try:
         assert decode(b"\x22\xff\xff\xff\xff\x07" + bytes(10)) == Malformed()
@@ -232,7 +232,7 @@ def test_a_length_that_lies_allocates_nothing() -> None:
 
 
 @given(st.permutations(range(5)), st.sets(st.integers(0, 4)), st.data())
-def test_rows_are_gathered_in_the_order_asked_for_whatever_was_dropped(
+def test_rows_are_gathered_in_the_requested_order_whatever_was_dropped(
     order: list[int], dropped: set[int], data: st.DataObject
 ) -> None:
     rows = Rows(5, 3)
@@ -259,7 +259,7 @@ def test_gathering_twice_gives_the_same_rows() -> None:
         assert rows.gather(["a", "b", "c"])[0].tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_a_superseding_stream_gets_the_same_row_and_a_dropped_one_is_free_again() -> None:
+def test_a_superseding_stream_gets_the_same_row_and_a_dropped_row_becomes_free() -> None:
     rows = Rows(1, 2)
     assert np.shares_memory(rows.take("ann"), rows.take("ann"))
     rows.drop("ann")
@@ -267,6 +267,6 @@ def test_a_superseding_stream_gets_the_same_row_and_a_dropped_one_is_free_again(
     rows.take("bob")
 
 
-def test_a_matrix_beyond_all_memory_is_refused() -> None:
+def test_a_matrix_larger_than_any_memory_is_refused() -> None:
     with refused("RESOURCE_EXHAUSTED"):
         Rows(10_000, 2**40)

@@ -40,11 +40,11 @@ def load(name: str, data_dir: Path | None) -> Split:
 
 
 def data_dir() -> Path:
-    """The real data, or a skip that says how to have them."""
+    """The real data; otherwise skips with how to provide them."""
     for given_dir in (os.environ.get(files.ENVIRONMENT), ROOT.parent / "shared" / "data"):
         if given_dir and Path(given_dir).is_dir():
             return Path(given_dir)
-    pytest.skip(f"real data are not here: set {files.ENVIRONMENT} to a data folder (docs/tasks.md)")
+    pytest.skip(f"real data are missing: set {files.ENVIRONMENT} to a data folder (docs/tasks.md)")
 
 
 def one_line(error: pytest.ExceptionInfo[FederationError]) -> str:
@@ -57,7 +57,7 @@ def one_line(error: pytest.ExceptionInfo[FederationError]) -> str:
 # Data sets
 
 
-def test_digits_are_whole_stratified_and_scaled() -> None:
+def test_digits_are_complete_stratified_and_scaled() -> None:
     split = load("digits", None)
     assert (len(split.train), len(split.test)) == (1438, 359)
     assert split.train.x.dtype == np.float32
@@ -68,7 +68,7 @@ def test_digits_are_whole_stratified_and_scaled() -> None:
     assert np.all(np.abs(test - (train + test) / 5) < 1)
 
 
-def test_digits_are_those_of_scikit_learn() -> None:
+def test_digits_match_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -76,7 +76,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "heart-disease", "mnist", "lcl"])
-def test_a_data_set_is_what_the_catalog_says(name: str) -> None:
+def test_a_data_set_matches_the_catalog(name: str) -> None:
     entry = TASKS.get(name)
     split = load(name, data_dir() if entry.needs_data else None)
     assert (split.shape, split.classes, split.sites) == (entry.shape, entry.classes, entry.sites)
@@ -159,7 +159,7 @@ def test_the_first_sites_are_the_first_of_the_data() -> None:
 
 
 @pytest.mark.parametrize("module", ["fl_privacy.config", "fl_privacy.tasks.lcl", "fl_privacy.tasks.partition"])
-def test_data_need_no_torch(module: str) -> None:
+def test_data_do_not_need_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
@@ -168,7 +168,9 @@ def test_data_need_no_torch(module: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(files.SOURCES))
-def test_missing_data_say_what_where_and_how(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_are_reported_with_what_where_and_how(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(files.ENVIRONMENT, raising=False)
     with pytest.raises(DataError) as error:
         load(name, None)
@@ -189,7 +191,7 @@ def wrong_labels(data_dir: Path | None) -> Split:
     return Split(made, made, classes=2, shape=(2,))
 
 
-def test_a_loader_that_does_not_give_what_its_task_states_is_named() -> None:
+def test_a_loader_that_contradicts_its_task_is_named() -> None:
     with pytest.raises(DataError, match=r"digits:load: gives shape \(1, 8, 8\), not \(64,\)"):
         Entry((64,), 10, 1438, "fl_privacy.tasks.digits:load").load()
     with pytest.raises(DataError, match=r"labels of type {'int32'}, not {'int64'}"):
@@ -197,7 +199,7 @@ def test_a_loader_that_does_not_give_what_its_task_states_is_named() -> None:
 
 
 def write(root: Path, name: str, content: bytes, listed: bytes | None = None) -> Path:
-    """A file of a data folder and, if asked, a SHA256SUMS that lists the sum of `listed` for it."""
+    """Write a file to a data folder and, on request, a SHA256SUMS with the sum of `listed` for it."""
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_bytes(content)
     if listed is not None:
@@ -229,7 +231,7 @@ def archive(images: dict[str, bytes], prefix: str = "") -> bytes:
         ("lcl/lcl_2013_60households.tar.xz", archive({"MAC000002.csv": b""}), None, "expected (all files)"),
     ],
 )
-def test_another_file_is_refused_in_one_line(
+def test_a_wrong_file_is_refused_in_one_line(
     tmp_path: Path, name: str, content: bytes, listed: bytes | None, reason: str
 ) -> None:
     with pytest.raises(DataError) as error:
@@ -246,7 +248,7 @@ def test_sums_are_read_as_sha256sum_writes_them(tmp_path: Path) -> None:
         files.listed_sums(tmp_path)
 
 
-def test_embedded_sums_are_those_of_the_data_folder() -> None:
+def test_embedded_sums_match_the_data_folder() -> None:
     listed = files.listed_sums(data_dir())
     for centre, digest in heart_disease.SUMS.items():
         assert listed.get(f"heart-disease/processed.{centre}.data", digest) == digest
@@ -280,7 +282,7 @@ def test_a_cifar_archive_is_decoded_exactly_and_in_a_fixed_order() -> None:
         np.testing.assert_array_equal(arrays["train_x"][row], pixels[name])
 
 
-def test_the_content_sum_ignores_the_packing_and_nothing_else() -> None:
+def test_the_content_sum_ignores_only_the_packing() -> None:
     images, _ = small_cifar()
     packed_again = dict(reversed(images.items()))
     total = files.content_sum(cifar10.read_tar(archive(images)))
@@ -331,7 +333,7 @@ def test_the_cache_saves_decoding(
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
-def test_a_damaged_cache_is_made_again(
+def test_a_damaged_cache_is_rebuilt(
     small_loader: Callable[[], NDArray[np.float32]], tmp_path: Path, damage: bytes | None
 ) -> None:
     first = small_loader()
@@ -356,7 +358,7 @@ def test_cifar10_itself_if_it_is_cached() -> None:
     cached = cache.path("cifar10", files.sha256(path.read_bytes())) if path.exists() else None
     arrays = cifar10.read_cache(cached)
     if arrays is None:
-        pytest.skip("CIFAR-10 is not in the cache: load it once")
+        pytest.skip("CIFAR-10 is not cached: load it once")
     assert np.bincount(arrays["train_y"]).tolist() == [5000] * 10
     assert np.bincount(arrays["test_y"]).tolist() == [1000] * 10
 
@@ -380,14 +382,14 @@ def test_a_partition_is_disjoint_complete_and_leaves_no_site_empty(
 
 
 @given(labels, st.data(), st.sampled_from(["iid", "dirichlet"]), seeds)
-def test_a_partition_repeats(y: NDArray[np.int64], data: st.DataObject, kind: str, seed: int) -> None:
+def test_a_partition_is_repeatable(y: NDArray[np.int64], data: st.DataObject, kind: str, seed: int) -> None:
     sites = data.draw(st.integers(1, len(y)))
     first, second = (partition(y, sites, kind, seed) for _ in range(2))  # type: ignore[arg-type]
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @given(labels, st.data(), seeds)
-def test_iid_parts_are_near_equal(y: NDArray[np.int64], data: st.DataObject, seed: int) -> None:
+def test_iid_parts_are_nearly_equal(y: NDArray[np.int64], data: st.DataObject, seed: int) -> None:
     sizes = [len(part) for part in partition(y, data.draw(st.integers(1, len(y))), "iid", seed)]
     assert max(sizes) - min(sizes) <= 1
 
@@ -400,7 +402,7 @@ def test_seeds_differ() -> None:
 
 
 def skew(y: NDArray[np.int64], parts: list[NDArray[np.int64]]) -> float:
-    """Mean total variation between a site's labels and all labels."""
+    """Mean total variation distance between a site's labels and all labels."""
     everywhere = np.bincount(y, minlength=10) / len(y)
     return float(np.mean([np.abs(np.bincount(y[p], minlength=10) / len(p) - everywhere).sum() / 2 for p in parts]))
 
@@ -414,7 +416,7 @@ def test_smaller_alpha_is_more_skewed() -> None:
 
 
 @given(hnp.arrays(np.int64, st.integers(1, 50), elements=st.integers(0, 4)))
-def test_by_site_is_the_centres(site: NDArray[np.int64]) -> None:
+def test_by_site_gives_each_centre_its_own_records(site: NDArray[np.int64]) -> None:
     centres = np.unique(site)
     parts = partition(np.zeros(len(site), np.int64), len(centres), "by-site", 0, site=site)
     for centre, part in zip(centres, parts, strict=True):
@@ -446,7 +448,7 @@ def test_an_impossible_partition_is_refused(
 
 
 @pytest.mark.parametrize(("dataset", "model"), PAIRS)
-def test_every_model_that_fits_scores_every_class_or_forecasts(dataset: str, model: str) -> None:
+def test_every_model_that_fits_outputs_class_scores_or_a_forecast(dataset: str, model: str) -> None:
     entry = TASKS.get(dataset)
     built = build(model, entry.shape, entry.classes, seed=0)
     for batch in (1, 3):
@@ -454,7 +456,7 @@ def test_every_model_that_fits_scores_every_class_or_forecasts(dataset: str, mod
 
 
 @pytest.mark.parametrize(("dataset", "model"), PAIRS)
-def test_every_model_comes_back_from_its_vector(dataset: str, model: str) -> None:
+def test_every_model_is_restored_from_its_vector(dataset: str, model: str) -> None:
     entry = TASKS.get(dataset)
     built, other = (build(model, entry.shape, entry.classes, seed) for seed in (0, 1))
     weights, layout = flatten(built)
@@ -473,7 +475,7 @@ def test_images_fit_the_image_models_and_series_the_lstm() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.sampled_from(PAIRS), seeds)
-def test_a_seed_decides_the_weights_and_leaves_torch_alone(pair: tuple[str, str], seed: int) -> None:
+def test_a_seed_determines_the_weights_and_does_not_touch_torch_s_state(pair: tuple[str, str], seed: int) -> None:
     entry = TASKS.get(pair[0])
     before = torch.get_rng_state()
     first, second, other = (flatten(build(pair[1], entry.shape, entry.classes, s))[0] for s in (seed, seed, seed ^ 1))
@@ -520,7 +522,7 @@ def digits_mlp() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.01), (0.9, 0.01)])
-def test_the_step_is_that_of_torch_optim(momentum: float, weight_decay: float) -> None:
+def test_the_step_matches_torch_optim(momentum: float, weight_decay: float) -> None:
     data, mine = some_digits(), digits_mlp()
     theirs = copy.deepcopy(mine)
     fit(mine, data, Recipe(2, 16, 0.05, momentum, weight_decay), seed=5)
@@ -532,7 +534,7 @@ def test_the_step_is_that_of_torch_optim(momentum: float, weight_decay: float) -
             x, y = torch.from_numpy(data.x)[rows], torch.from_numpy(data.y)[rows]
             torch.nn.functional.cross_entropy(theirs(x), y).backward()
             sgd.step()
-    # 14 steps, each rounded to float32: weights stay below 1, so far less than 14 * 100 units in the last place.
+    # 14 steps, each rounded to float32: weights stay below 1, so the error is far below 1400 units in the last place.
     np.testing.assert_allclose(flatten(mine)[0], flatten(theirs)[0], atol=1400 * np.finfo(np.float32).eps / 2, rtol=0)
 
 
@@ -582,7 +584,7 @@ def test_training_learns_and_reports_each_epoch() -> None:
     assert after.accuracy > 0.9 > before.accuracy
 
 
-def test_evaluation_does_not_depend_on_batches_or_change_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_neither_depends_on_batches_nor_changes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = digits_mlp().train()
     before = flatten(model)[0]
     whole = evaluate(model, some_digits())
@@ -628,13 +630,13 @@ def test_impossible_training_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "tpu", "cuda:x", ""])
-def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+def test_a_missing_device_is_refused(name: str) -> None:
     with pytest.raises(FederationError) as error:
         device(name)
     assert repr(name) in one_line(error)
 
 
-def test_five_rounds_of_plain_averaging_reach_nine_in_ten() -> None:
+def test_five_rounds_of_plain_averaging_reach_90_percent() -> None:
     """The default demo in one process: five skewed sites, unweighted mean of their updates."""
     split, model = load("digits", None), build("mlp", (1, 8, 8), 10, seed=0)
     parts = partition(split.train.y, 5, "dirichlet", seed=0, alpha=0.5)

@@ -1,4 +1,4 @@
-"""A route and a behaviour that this file alone knows: registered, parsed, priced and played without a library file."""
+"""A route and a behaviour defined only in this file: registered, parsed, planned and run without a library file."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from fl_privacy.wire.stream import data_bytes
 from server_app.strategy import MODEL, Strategy
 from sites import PARAMETERS, Idle, Work
 
-BOARD: dict[tuple[str, str], str] = {}  # (attempt, site) -> digest: what a real route would keep in a process
+BOARD: dict[tuple[str, str], str] = {}  # (attempt, site) -> digest: a real route would keep this in a process
 CONFIG = "name: toy\nsites: 5\nquorum: 4\nrounds: 2\ndeadline: 5\nroute: {kind: pledge}"
 
 
 class PledgeRoute(Route):
-    """Sites pledge a digest before they send; the server takes an update only if it is the one that was pledged."""
+    """Sites pledge a digest before they send; the server accepts an update only if it matches the pledge."""
 
     kind: Literal["pledge"] = "pledge"
     exchanges: ClassVar[tuple[str, ...]] = ("pledge", "submit", "collect")
@@ -83,7 +83,7 @@ class PledgedServer:
             if update is not None and BOARD.get((ask.attempt, name)) == hashlib.sha256(data_bytes(update)).hexdigest()
         }
         if len(kept) < self._quorum:
-            raise RoundFailed(f"{len(kept)} updates are as pledged")
+            raise RoundFailed(f"{len(kept)} updates match their pledge")
         rows = np.stack([kept[name] for name in sorted(kept)])
         return Outcome(len(kept), rows, [""] * len(kept), received=rows.nbytes)
 
@@ -114,7 +114,7 @@ def _registered() -> Iterator[None]:
 
 
 class Office:
-    """Invitations without Flower: tickets go straight to the workers' own function, and `post` handles the answers."""
+    """Invitations without Flower: tickets go straight to the workers' own function, and `post` handles the replies."""
 
     def __init__(self, federation: Federation, folder: Path, post: Callable[[str, bytes], bytes]) -> None:
         self._federation, self._post = federation, post
@@ -159,17 +159,17 @@ def combined(text: str, folder: Path) -> Vector:
 
 
 class TestRoute:
-    def test_a_config_takes_it_and_survives_its_own_yaml(self) -> None:
+    def test_a_config_accepts_it_and_reads_back_from_its_own_yaml(self) -> None:
         federation = Federation.parse(CONFIG)
         assert isinstance(federation.route, PledgeRoute)
         assert Federation.parse(federation.to_yaml()).digest == federation.digest
         assert federation.rounds_per_ticket == 1
 
-    def test_a_key_that_it_does_not_have_is_refused(self) -> None:
+    def test_an_unknown_key_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"route\.n_min: unknown key"):
             Federation.parse(CONFIG.replace("pledge", "pledge, n_min: 3"))
 
-    def test_without_it_the_error_names_those_there_are(self) -> None:
+    def test_without_it_the_error_lists_the_available_routes(self) -> None:
         ROUTES.remove("pledge")
         with pytest.raises(ConfigError, match="unknown kind; use one of server, shuffler, shards"):
             Federation.parse(CONFIG)
@@ -179,7 +179,7 @@ class TestRoute:
         assert [role for role, _ in parties(federation)] == ["superlink", "server", *["site"] * 5]
         assert list(observers(federation)) == ["server"]
 
-    def test_plan_prices_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plan_shows_its_cost(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "toy.yaml").write_text(CONFIG)
         plan(tmp_path / "toy.yaml", as_json=True)
         found = json.loads(capsys.readouterr().out)
@@ -187,19 +187,19 @@ class TestRoute:
         assert costs["site"]["messages"] == 3
         assert costs["server"]["bytes_in"] == 5 * 4 * found["parameters"]
 
-    def test_both_ends_play_a_round(self, tmp_path: Path) -> None:
+    def test_both_ends_complete_a_round(self, tmp_path: Path) -> None:
         outcome = played(CONFIG, tmp_path)
         assert outcome.count == 5
         assert outcome.received == 5 * 4 * PARAMETERS
 
-    def test_its_own_check_drops_an_update_that_was_changed_on_its_way(self, tmp_path: Path) -> None:
+    def test_its_own_check_drops_an_update_changed_in_transit(self, tmp_path: Path) -> None:
         def post(name: str, update: bytes) -> bytes:
             return bytes(len(update)) if name == "site-2" else update
 
         assert played(CONFIG, tmp_path, post).count == 4
 
     def test_a_round_that_its_check_empties_fails(self, tmp_path: Path) -> None:
-        with pytest.raises(RoundFailed, match="0 updates are as pledged"):
+        with pytest.raises(RoundFailed, match="0 updates match their pledge"):
             played(CONFIG, tmp_path, lambda _, update: bytes(len(update)))
 
 
@@ -224,7 +224,7 @@ sites:
         with pytest.raises(ConfigError, match="'site-0' misbehaves, which needs audit: true"):
             Federation.parse(self.text("median").replace("audit: true", "audit: false"))
 
-    def test_parties_agree_on_a_config_without_knowing_who_misbehaves(self) -> None:
+    def test_the_digest_does_not_reveal_who_misbehaves(self) -> None:
         honest = self.text("median").replace(", behaviour: {kind: toy-flip, scale: 20}", "")
         assert Federation.parse(honest).digest == Federation.parse(self.text("median")).digest
 
@@ -237,8 +237,8 @@ sites:
 
     @pytest.mark.parametrize("rule", ["median", "trimmed-mean, trim: 0.2"])
     def test_robust_rules_resist_it(self, rule: str, tmp_path: Path) -> None:
-        # Honest sites train 1 +- 0.1 for every parameter: a robust rule stays within what they span.
+        # Honest sites train 1 +- 0.1 for every parameter: a robust rule stays within that range.
         assert combined(self.text(rule), tmp_path).min() > 0.5
 
-    def test_the_mean_does_not(self, tmp_path: Path) -> None:
+    def test_the_mean_does_not_resist_it(self, tmp_path: Path) -> None:
         assert combined(self.text("fedavg"), tmp_path).max() < 0

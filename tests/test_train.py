@@ -1,4 +1,4 @@
-"""`fl-privacy train`: a SuperLink that goes and comes back, and where its runs can be taken to."""
+"""`fl-privacy train`: a SuperLink that disappears and returns, and copies of its runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def refusal(code: int) -> httpx.HTTPStatusError:
 
 
 class SuperLink:
-    """Answers status requests from a list, raising what is an error."""
+    """Answers status requests from a list; raises entries that are errors."""
 
     def __init__(self, *answers: Exception | Status) -> None:
         self._answers = list(answers)
@@ -47,7 +47,7 @@ def watched(run_dir: Path, superlink: SuperLink) -> tuple[str, str]:
     return follow.follow(run_dir, superlink, 1, lambda: None, lambda run_dir: None)
 
 
-def test_a_superlink_that_is_started_again_is_asked_again(tmp_path: Path) -> None:
+def test_a_restarted_superlink_is_queried_again(tmp_path: Path) -> None:
     away = (httpx.ConnectError("refused"), refusal(503), httpx.RemoteProtocolError("cut"))
     found = watched(tmp_path, SuperLink(*away, Status("finished", "failed", "why")))
     assert found == ("failed", "why")
@@ -64,7 +64,7 @@ def finished(run_dir: Path) -> follow.Result:
     return follow.Result.of(run_dir, ("completed", ""), 1.0, [])
 
 
-def test_a_copy_brings_its_own_authority_and_leaves_the_local_engine_s_alone(tmp_path: Path) -> None:
+def test_a_copy_includes_its_own_authority_and_does_not_touch_the_local_engine_s(tmp_path: Path) -> None:
     target = tmp_path / "host"
     (target / "pki").mkdir(parents=True)
     (target / "pki" / "ca.pem").write_text("the local engine's")
@@ -73,12 +73,12 @@ def test_a_copy_brings_its_own_authority_and_leaves_the_local_engine_s_alone(tmp
     assert (target / "pki" / "ca.pem").read_text() == "the local engine's"
 
 
-def test_a_folder_that_cannot_be_written_is_no_failure_of_the_run(tmp_path: Path) -> None:
+def test_an_unwritable_folder_does_not_fail_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     assert not export(finished(tmp_path / "runs" / "a-run"), tmp_path / "file")
 
 
-def test_verify_takes_the_run_s_own_authority_before_the_local_one(tmp_path: Path) -> None:
+def test_verify_prefers_the_run_s_own_authority_to_the_local_one(tmp_path: Path) -> None:
     run = tmp_path / "a-run"
     run.mkdir()
     assert "pki/ca.pem not found" in cli("transcript", "verify", run).stderr
@@ -90,6 +90,6 @@ def test_verify_takes_the_run_s_own_authority_before_the_local_one(tmp_path: Pat
     assert "no PEM certificate" not in cli("transcript", "verify", run).stderr
 
 
-def test_all_are_told_that_it_is_over_though_the_kit_is_broken(tmp_path: Path) -> None:
+def test_the_end_is_signalled_even_if_the_kit_is_broken(tmp_path: Path) -> None:
     assert cli("train", tmp_path, "--done", tmp_path / "done").returncode == 2
     assert (tmp_path / "done").exists()

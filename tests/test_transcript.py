@@ -1,4 +1,4 @@
-"""A transcript gives back what was recorded, survives crashes, and shows every change made without the key."""
+"""A transcript returns what was recorded, survives crashes, and reveals every change made without the key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Credentials(NamedTuple):
 
 
 class Authority:
-    """A throw-away CA."""
+    """A throwaway CA."""
 
     def __init__(self, name: str = "test CA") -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -92,7 +92,7 @@ SITE = CA.issue("site", "site-0")
 
 
 def make_run(root: Path, close: str | None = "completed") -> Path:
-    """A small run: the server and the shuffler saw three rounds, one site wrote its truth."""
+    """A small run: server and shuffler saw three rounds, one site wrote its truth."""
     path = root / RUN
     observers = {"server": "views/server", "shuffler": "views/shuffler"}
     run = RunWriter(path, {"run": RUN, "config": {"name": "demo"}, "observers": observers}, *SERVER)
@@ -150,7 +150,7 @@ EVENTS = st.one_of(
     tiers=st.lists(st.none() | st.floats(allow_nan=False) | st.text(max_size=4), max_size=3),
     events=st.lists(EVENTS, max_size=4),
 )
-def test_a_round_comes_back_as_it_was_recorded(recorded: Any, tiers: Any, events: Any) -> None:
+def test_a_round_reads_back_as_recorded(recorded: Any, tiers: Any, events: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         RunWriter(folder, {"run": RUN}, *SERVER)
         ViewWriter(f"{folder}/views/server", "server", RUN, *SERVER).record(7, 1, recorded, tiers, events)
@@ -170,7 +170,7 @@ def index_of(folder: Path, round: int, seq: int) -> list[dict[str, Any]]:
     return arrays.read_index(folder / chain.file_names(round, seq)[1])
 
 
-def test_events_are_written_with_their_kind_and_read_by_it(tmp_path: Path) -> None:
+def test_events_are_written_with_their_kind_and_read_back_by_it(tmp_path: Path) -> None:
     RunWriter(tmp_path, {"run": RUN}, *SERVER)
     writer = ViewWriter(tmp_path / "views/server", "server", RUN, *SERVER)
     noted = [Receipt(name="site-1", status="done", time=3.5), *rows_of(["site-1", "site-0"])]
@@ -184,8 +184,8 @@ def test_events_are_written_with_their_kind_and_read_by_it(tmp_path: Path) -> No
     ]
 
 
-def test_events_of_other_versions_are_read_and_false_ones_refused() -> None:
-    assert parse({"name": "site-0", "row": 2}, "here") == Row(name="site-0", row=2)  # as aggregators once wrote them
+def test_events_of_other_versions_are_read_and_invalid_ones_refused() -> None:
+    assert parse({"name": "site-0", "row": 2}, "here") == Row(name="site-0", row=2)  # as aggregators used to write them
     assert parse({"kind": "row", "name": "site-0", "row": 2, "since": 9}, "here") == Row(name="site-0", row=2)
     for unknown in ({"kind": "closed", "rows": 2}, {"kind": ["row"]}, {}):
         assert parse(unknown, "here") == Other(fields=unknown)
@@ -224,7 +224,7 @@ def test_infinite_and_missing_tiers_keep_their_meaning(tmp_path: Path) -> None:
     assert arrays.tiers_of(rows) == [math.inf, None, 0.5, ""]
 
 
-def test_the_reader_gives_manifest_metrics_views_and_truth(finished: Path) -> None:
+def test_the_reader_returns_manifest_metrics_views_and_truth(finished: Path) -> None:
     run = open_run(finished)
     assert run.manifest["status"] == "completed"
     assert run.manifest["rounds"] == 3
@@ -248,7 +248,7 @@ def test_the_last_attempt_of_a_round_counts(tmp_path: Path) -> None:
         view.round(1, "third")
 
 
-def test_what_is_missing_is_named_with_what_is_there(finished: Path, tmp_path: Path) -> None:
+def test_a_missing_part_is_named_with_what_is_available(finished: Path, tmp_path: Path) -> None:
     run = open_run(finished)
     expected: list[tuple[Callable[[], Any], str]] = [
         (lambda: open_run(finished.parent / "other"), f"runs there: {RUN}"),
@@ -272,7 +272,7 @@ def test_a_reopened_view_continues_its_chain(tmp_path: Path) -> None:
     assert [entry.seq for entry in chain.read_chain(tmp_path).entries] == [1, 2, 3]
 
 
-def test_a_view_is_continued_only_by_its_own_party(tmp_path: Path) -> None:
+def test_only_its_own_party_can_continue_a_view(tmp_path: Path) -> None:
     ViewWriter(tmp_path, "server", RUN, *SERVER).record(1, 1, {})
     for observer, run, who, message in [
         ("server", RUN, CA.issue("server", "server"), "signed by another key"),
@@ -309,11 +309,11 @@ def test_a_signed_view_is_never_overwritten(tmp_path: Path) -> None:
 
 
 class Crash(BaseException):
-    """The process dies here."""
+    """The process is killed here."""
 
 
 class Saboteur:
-    """Lets the n-th call of `os.fsync` or `os.replace` fail; with `die`, nothing is tidied up afterwards."""
+    """Makes the n-th call of `os.fsync` or `os.replace` fail; with `die`, nothing is cleaned up afterwards."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fail_at: int, error: BaseException, die: bool) -> None:
         self.calls, self.fail_at, self.error, self.dead = 0, fail_at, error, False
@@ -341,7 +341,7 @@ STEPS_OF_A_RECORD = 10  # data, index and head: fsync, replace, fsync of the fol
 
 
 @pytest.mark.parametrize("step", range(1, STEPS_OF_A_RECORD + 1))
-def test_a_crash_at_any_step_loses_at_most_the_record_in_hand(
+def test_a_crash_at_any_step_loses_at_most_the_current_record(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_run(tmp_path, close=None)
@@ -361,7 +361,7 @@ def test_a_crash_at_any_step_loses_at_most_the_record_in_hand(
 
 
 @pytest.mark.parametrize("step", range(1, STEPS_OF_A_RECORD + 1))
-def test_a_full_disk_is_one_line_and_the_writer_goes_on(
+def test_a_full_disk_is_one_line_and_the_writer_continues(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_run(tmp_path, close=None)
@@ -378,7 +378,7 @@ def test_a_full_disk_is_one_line_and_the_writer_goes_on(
 
 
 def test_a_really_full_disk(tmp_path: Path) -> None:
-    """The kernel refuses to let the file grow: the limit stands in for the disk."""
+    """The kernel does not let the file grow: the limit stands in for a full disk."""
     code = """
 import resource, sys
 import numpy as np
@@ -401,7 +401,7 @@ writer.record(3, 1, {"x": np.zeros(10)})
 
 
 @pytest.mark.parametrize("tail", [b'{"attempt":"', b'{"attempt":"1"}\n'])
-def test_an_unsigned_last_line_is_no_part_of_the_view(tail: bytes, tmp_path: Path) -> None:
+def test_an_unsigned_last_line_is_not_part_of_the_view(tail: bytes, tmp_path: Path) -> None:
     path = make_run(tmp_path, close=None)
     log = path / "views/server/chain.jsonl"
     signed = log.read_bytes()
@@ -416,7 +416,7 @@ def test_an_unsigned_last_line_is_no_part_of_the_view(tail: bytes, tmp_path: Pat
         ViewWriter(log.parent, "server", RUN, *SERVER)
 
 
-def test_leftovers_of_a_crash_are_named_and_refused_in_a_completed_run(run_path: Path) -> None:
+def test_leftovers_of_a_crash_are_named_and_are_a_problem_in_a_completed_run(run_path: Path) -> None:
     leftover = run_path / "views/server/round-00004-000004.safetensors.part"
     leftover.write_bytes(b"half")
     assert leftover.name in problems(run_path)
@@ -451,7 +451,7 @@ def flip(path: Path, position: int = -1) -> None:
         "metrics.jsonl",
     ],
 )
-def test_a_changed_or_missing_file_is_found_by_name(name: str, run_path: Path) -> None:
+def test_a_changed_or_missing_file_is_named(name: str, run_path: Path) -> None:
     good = (run_path / name).read_bytes()
     flip(run_path / name, len(good) // 2)
     assert Path(name).name in problems(run_path)
@@ -463,7 +463,7 @@ def test_a_changed_or_missing_file_is_found_by_name(name: str, run_path: Path) -
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_no_byte_of_a_run_can_change_unseen(data: st.DataObject, finished: Path) -> None:
+def test_no_byte_of_a_run_can_change_unnoticed(data: st.DataObject, finished: Path) -> None:
     files = sorted(p for p in finished.rglob("*") if p.is_file())
     path = data.draw(st.sampled_from(files))
     good = path.read_bytes()
@@ -477,13 +477,13 @@ def test_no_byte_of_a_run_can_change_unseen(data: st.DataObject, finished: Path)
 
 
 @pytest.mark.parametrize("name", ["manifest.sig.json", "views/server/head.json"])
-def test_a_signed_document_has_one_form(name: str, run_path: Path) -> None:
+def test_a_signed_document_has_exactly_one_encoding(name: str, run_path: Path) -> None:
     path = run_path / name
     path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
     assert f"{path.name}: not in canonical form" in problems(run_path)
 
 
-def test_extra_files_and_links_are_found(run_path: Path, tmp_path: Path) -> None:
+def test_extra_files_and_links_are_detected(run_path: Path, tmp_path: Path) -> None:
     folder = run_path / "views/server"
     (folder / "notes.txt").write_text("hello")
     assert "notes.txt" in problems(run_path)
@@ -497,7 +497,7 @@ def test_extra_files_and_links_are_found(run_path: Path, tmp_path: Path) -> None
 
 
 def truncate(folder: Path, keep: int, who: Credentials | None = None) -> None:
-    """Forget all records after `keep`, and sign that state if a key is at hand."""
+    """Remove all records after `keep`, and sign the result if a key is given."""
     view = chain.read_chain(folder)
     for entry in view.entries[keep:]:
         for name in entry.files:
@@ -514,7 +514,7 @@ def sign_head(folder: Path, entries: list[chain.Entry], head: dict[str, Any], wh
 
 
 def rewrite(folder: Path, who: Credentials | None, new_head: bool = True) -> None:
-    """Change one array and recompute every digest and link after it, as someone without the key could."""
+    """Change one array and recompute every later digest and link, as someone without the key could."""
     view = chain.read_chain(folder)
     entries: list[chain.Entry] = []
     prev = chain.genesis(view.head["run"], view.head["observer"])
@@ -531,17 +531,17 @@ def rewrite(folder: Path, who: Credentials | None, new_head: bool = True) -> Non
         sign_head(folder, entries, view.head, who)
 
 
-def test_a_truncated_chain_is_found(run_path: Path) -> None:
+def test_a_truncated_chain_is_detected(run_path: Path) -> None:
     truncate(run_path / "views/server", 2)
     assert "chain.jsonl: holds 2 entries, but head.json signs 3" in problems(run_path)
 
 
-def test_a_rollback_to_an_older_signed_head_is_found_by_the_manifest_alone(run_path: Path) -> None:
+def test_only_the_manifest_reveals_a_rollback_to_an_older_signed_head(run_path: Path) -> None:
     truncate(run_path / "views/shuffler", 2, SHUFFLER)
     assert "chain.jsonl: ends at entry 2, the manifest knew 3" in problems(run_path)
 
 
-def test_a_rewritten_history_is_found_even_with_the_observers_own_key(run_path: Path) -> None:
+def test_a_rewritten_history_is_detected_even_with_the_observer_s_own_key(run_path: Path) -> None:
     rewrite(run_path / "views/shuffler", SHUFFLER)
     assert "entry 3 is not the one that the manifest knew" in problems(run_path)
 
@@ -566,7 +566,7 @@ FORGERS = {
 
 
 @pytest.mark.parametrize("forger", FORGERS)
-def test_a_view_signed_anew_by_someone_else_is_found(forger: str, run_path: Path) -> None:
+def test_a_view_signed_again_by_someone_else_is_detected(forger: str, run_path: Path) -> None:
     who, message = FORGERS[forger]
     view = chain.read_chain(run_path / "views/server")
     sign_head(run_path / "views/server", view.entries, view.head, who)
@@ -576,8 +576,8 @@ def test_a_view_signed_anew_by_someone_else_is_found(forger: str, run_path: Path
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_a_mangled_certificate_is_a_problem_and_no_crash(data: st.DataObject, finished: Path) -> None:
-    """Its holder signs with it, so that nothing but what the CA signed (the certificate's first part) is wrong."""
+def test_a_damaged_certificate_is_a_problem_and_not_a_crash(data: st.DataObject, finished: Path) -> None:
+    """Its holder signs with it, so only the part that the CA signed (the certificate's first) is wrong."""
     path = finished / "views/server/head.json"
     good = path.read_bytes()
     certificate = x509.load_pem_x509_certificate(SERVER.pem)
@@ -594,7 +594,7 @@ def test_a_mangled_certificate_is_a_problem_and_no_crash(data: st.DataObject, fi
 
 
 @pytest.mark.parametrize("extensions", [(), (x509.BasicConstraints(False, None),)])
-def test_a_certificate_issued_by_a_site_is_worth_nothing(extensions: Any, run_path: Path) -> None:
+def test_a_certificate_issued_by_a_site_is_not_trusted(extensions: Any, run_path: Path) -> None:
     forger, site = Authority(), CA.issue("site", "site-0", 1, -1, "demo", *extensions)
     forger.key, forger.name = site.key, x509.load_pem_x509_certificate(site.pem).subject
     forged = forger.issue("server", "server")
@@ -604,7 +604,7 @@ def test_a_certificate_issued_by_a_site_is_worth_nothing(extensions: Any, run_pa
 
 
 @pytest.mark.parametrize("may_issue", [True, False])
-def test_an_intermediate_ca_counts_if_it_may_issue(may_issue: bool, run_path: Path) -> None:
+def test_an_intermediate_ca_is_accepted_if_it_may_issue(may_issue: bool, run_path: Path) -> None:
     usage = x509.KeyUsage(not may_issue, False, False, False, False, may_issue, False, False, False)
     issued = CA.issue("ca", "hospital", 1, -1, "demo", x509.BasicConstraints(True, 0), usage)
     middle = Authority()
@@ -637,7 +637,7 @@ def test_only_a_server_signs_a_manifest(tmp_path: Path) -> None:
     assert "manifest is the server's to sign" in problems(tmp_path)
 
 
-def test_a_view_of_another_run_or_a_missing_view_is_found(run_path: Path) -> None:
+def test_a_view_of_another_run_or_a_missing_view_is_detected(run_path: Path) -> None:
     shutil.rmtree(run_path / "views/server")
     assert "views/server" in problems(run_path)
     ViewWriter(run_path / "views/server", "server", "run-2", *SERVER)
@@ -656,7 +656,7 @@ def test_a_view_may_grow_after_the_run_is_closed(run_path: Path) -> None:
     assert verify(run_path, CA.pem).ok
 
 
-def test_a_head_told_over_the_wire_pins_a_view_kept_elsewhere(tmp_path: Path) -> None:
+def test_a_head_received_over_the_wire_pins_a_view_kept_elsewhere(tmp_path: Path) -> None:
     elsewhere = ViewWriter(tmp_path / "shuffler", "shuffler", RUN, *SHUFFLER)
     elsewhere.record(1, 1, {"x": matrix(1)})
     path = tmp_path / RUN
@@ -768,7 +768,7 @@ def test_malformed_data_is_a_transcript_error(suffix: str, content: str, run_pat
     assert path.name in problems(run_path)
 
 
-def test_a_parquet_file_of_other_columns_is_refused(run_path: Path) -> None:
+def test_a_parquet_file_with_other_columns_is_refused(run_path: Path) -> None:
     import pyarrow as pa
 
     pq.write_table(pa.table({"round": [1]}), run_path / "views/server/round-00001-000001.parquet")
@@ -776,7 +776,7 @@ def test_a_parquet_file_of_other_columns_is_refused(run_path: Path) -> None:
         open_run(run_path).view("server").events(1)
 
 
-def test_what_cannot_be_recorded_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_invalid_records_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     writer = ViewWriter(tmp_path, "server", RUN, *SERVER)
     refused: list[tuple[tuple[Any, ...], str]] = [
         ((1, 1, {"x": np.array([object()])}), r"arrays\.x: dtype object"),
@@ -794,7 +794,7 @@ def test_what_cannot_be_recorded_is_refused_before_anything_is_written(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["chain.jsonl", "head.json"]
 
 
-def test_metrics_hold_numpy_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
+def test_metrics_may_contain_numpy_values_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
     run = RunWriter(tmp_path, {"run": RUN}, *SERVER)
     run.metric({"loss": np.float32(0.5), "worst": math.nan, "rows": np.arange(2), "ok": True})
     assert open_run(tmp_path).metrics == [{"loss": 0.5, "worst": None, "rows": [0, 1], "ok": True}]
@@ -850,7 +850,7 @@ def test_the_manifest_covers_the_files_of_the_run(run_path: Path) -> None:
     assert "checkpoints/round-3.safetensors" in problems(run_path)
 
 
-def test_a_manifest_is_changed_only_in_what_may_change(tmp_path: Path) -> None:
+def test_only_the_mutable_fields_of_a_manifest_can_change(tmp_path: Path) -> None:
     run = RunWriter(tmp_path, {"run": RUN}, *SERVER)
     for fields, message in [({"run": "x"}, r"manifest\.run"), ({"observers": {"a": "b"}}, r"observers\.a")]:
         with pytest.raises(TranscriptError, match=message):
@@ -880,7 +880,7 @@ def test_importing_the_transcript_loads_neither_torch_nor_pyarrow() -> None:
 
 
 def test_recording_needs_no_second_copy_in_memory(tmp_path: Path) -> None:
-    """Peak resident memory while 200 MB are recorded: the matrix itself and less than 0.3 of it besides."""
+    """Peak resident memory while recording 200 MB: the matrix itself plus less than 0.3 of its size."""
     code = """
 import resource, sys
 import numpy as np

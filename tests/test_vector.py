@@ -54,12 +54,12 @@ def test_a_layout_survives_json_with_its_digest(state: dict[str, NDArray[np.floa
     assert again.digest == layout.digest
 
 
-def test_the_digest_tells_layouts_apart() -> None:
+def test_the_digest_distinguishes_layouts() -> None:
     layouts = [Layout((Entry("a", shape),)) for shape in ((2, 3), (3, 2), (6,))] + [Layout((Entry("b", (6,)),))]
     assert len({layout.digest for layout in layouts}) == len(layouts)
 
 
-def test_flatten_copies_and_unflatten_views() -> None:
+def test_flatten_copies_and_unflatten_returns_views() -> None:
     state = {"w": np.zeros(3, np.float32)}
     vector, layout = flatten(state)
     state["w"][0] = 1

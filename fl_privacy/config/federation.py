@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from fl_privacy.behaviours import BEHAVIOURS, Behaviour
 from fl_privacy.choices import Chosen, Model
@@ -154,6 +154,14 @@ class Federation(Model):
         grid = budgets if isinstance(budgets, list) and budgets else [budgets]
         return [{"name": f"site-{i}", "epsilon": grid[i % len(grid)], **shared} for i in range(count)]
 
+    @field_validator("rounds_per_message", mode="wrap")
+    @classmethod
+    def _auto_or_number(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError:
+            raise ValueError("use auto or a number from 1 to 100000") from None
+
     @model_validator(mode="before")
     @classmethod
     def _defaults_from_sites(cls, values: Any) -> Any:
@@ -163,10 +171,8 @@ class Federation(Model):
         sites = values["sites"]
         count = sites.get("count", 0) if isinstance(sites, dict) else sites
         count = count if isinstance(count, int) else len(count) if isinstance(count, list | tuple) else 0
-        filled = dict(values)
-        filled["cohort"] = filled.get("cohort") or count
-        filled["quorum"] = filled.get("quorum") or filled["cohort"]
-        return filled
+        cohort = values.get("cohort") or count
+        return {**values, "cohort": cohort, "quorum": values.get("quorum") or cohort}
 
     @model_validator(mode="after")
     def _check(self) -> Federation:
@@ -228,9 +234,8 @@ class Federation(Model):
     @property
     def rounds_per_ticket(self) -> int:
         """Rounds started by one Flower message."""
-        if self.rounds_per_message == "auto":
-            return self.rounds if self.route.long_tickets else 1
-        return self.rounds_per_message
+        auto = self.rounds if self.route.long_tickets else 1
+        return auto if self.rounds_per_message == "auto" else self.rounds_per_message
 
 
 def schema() -> dict[str, Any]:

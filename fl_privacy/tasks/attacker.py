@@ -51,12 +51,9 @@ class ByClass:
 
     def auxiliary(self, federation: Federation, data_dir: Path | None, seed: int) -> Auxiliary:
         name, dealt = federation.task.dataset, federation.task.partition
+        if dealt.by_site or TASKS.get(name).forecast:
+            raise DataError(f"task: no auxiliary data for {name!r} by site; use partition iid or dirichlet, or lcl")
         split = TASKS.get(name).load(data_dir)
-        if dealt.by_site or not split.classes:
-            raise DataError(
-                f"task.dataset: nobody has auxiliary data for {name!r} by site; use the iid or dirichlet partition, "
-                "or a data set with auxiliary data of its own (lcl)"
-            )
         size = min(len(split.train) // len(federation.sites), len(split.test))
         alpha = dealt.alpha if dealt.kind == "dirichlet" else None
         return _drawn(split.test, split.classes, size, alpha, seed)

@@ -1,4 +1,4 @@
-"""A site in the manner of Flower's quickstart: each message loads torch, data and model, trains, returns the model."""
+"""A site as in Flower's quickstart: each message loads torch, data and model, trains and returns the model."""
 
 from __future__ import annotations
 

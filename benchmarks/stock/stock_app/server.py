@@ -1,4 +1,4 @@
-"""Flower's own FedAvg, evaluated on the server after every round; the time of each evaluation goes to a file."""
+"""Flower's own FedAvg, evaluated on the server after every round; writes the time of each evaluation to a file."""
 
 from __future__ import annotations
 

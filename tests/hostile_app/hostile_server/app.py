@@ -1,4 +1,4 @@
-"""Sends the hostile ClientApp to every site and writes down what it brings back."""
+"""Sends the hostile ClientApp to every site and records what it returns."""
 
 import json
 import time
