@@ -48,7 +48,7 @@ demo: install
 	@$(RUN) fl-privacy up configs/quickstart.yaml --engine local $(ARGS)
 
 check: lint
-	$(PYTEST) -m "not e2e" $(ARGS)
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not e2e" $(ARGS)
 
 test: lint
 	$(PYTEST) $(ARGS)

@@ -15,7 +15,8 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # How long an example takes depends more on the other running tests than on the code.
 settings.register_profile("side-by-side", deadline=None)
-settings.load_profile("side-by-side")
+settings.register_profile("quick", deadline=None, max_examples=20)  # `make check`: 100 examples are for `make test`
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "side-by-side"))
 
 # Fixtures that start a federation, a network of machines or containers. A test that uses one is end-to-end; a test
 # that starts a federation itself has `@pytest.mark.e2e`.
