@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.config import Federation
+from fl_privacy.errors import LaunchError
+
+LEFT = 0.01  # of `epsilon_total`: whoever has less than this has spent it
 
 
 def report(federation: Federation, site: str, state: Path) -> dict[str, Any] | None:
@@ -15,3 +18,19 @@ def report(federation: Federation, site: str, state: Path) -> dict[str, Any] | N
     from fl_privacy.config.policy import open_ledger  # its accountant takes a second to import
 
     return open_ledger(federation, site, state).report()
+
+
+def check(federation: Federation, folder: Path) -> None:
+    """Refuse a new run if too few sites on this machine have anything left of their `epsilon_total`."""
+    spent = 0
+    for site in federation.sites:
+        if site.epsilon_total is None or not (folder / site.name / "ledger.jsonl").exists():
+            continue
+        found = report(federation, site.name, folder / site.name)
+        spent += found is not None and found["remaining"] < LEFT * site.epsilon_total
+        if len(federation.sites) - spent < federation.quorum:
+            raise LaunchError(
+                f"sites.epsilon_total: {site.name!r} has spent its {site.epsilon_total:g} in earlier runs (ledgers in "
+                f"{folder}), and a round needs {federation.quorum} sites; raise epsilon_total, or use another "
+                "--runs-dir for an unrelated experiment"
+            )

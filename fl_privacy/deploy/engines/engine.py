@@ -39,6 +39,8 @@ def up(
     workspace = Workspace(federation, resume or new_run_name(federation), runs_dir.resolve(), data_dir)
     control = None
     try:
+        if resume is None:
+            ledgers.check(federation, workspace.sites)
         control, flower_run = ENGINES[engine](workspace)
         end = follow(workspace.run_dir, control, flower_run, workspace.fleet.check, watch)
     finally:
