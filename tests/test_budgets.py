@@ -226,6 +226,6 @@ def test_a_plan_shows_both_forms_with_unit_adjacency_and_delta(kind: str, terms:
         for b in found:
             assert f"epsilon {b['epsilon']:.4g} per round, {b['composed']:.4g} after all {ROUNDS} rounds" in text
         assert f"(unit: {terms}" in text
-        assert "delta: 1e-05)" in text
+        assert "delta: 1e-05" in text
         assert "a round draws 3 of 5 sites; budgets count all rounds" in text
     assert found[1]["epsilon"] == pytest.approx(found[0]["epsilon"] * 4, rel=0.3)
