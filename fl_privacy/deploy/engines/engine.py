@@ -35,12 +35,12 @@ def up(
     room = disk(runs_dir)
     if not room.ok:
         raise LaunchError(f"disk: {room.detail}; {room.fix}")
+    if resume is None:
+        ledgers.check(federation, ledgers.folder(federation, runs_dir))
     began = time.monotonic()
     workspace = Workspace(federation, resume or new_run_name(federation), runs_dir.resolve(), data_dir)
     control = None
     try:
-        if resume is None:
-            ledgers.check(federation, workspace.sites)
         control, flower_run = ENGINES[engine](workspace)
         end = follow(workspace.run_dir, control, flower_run, workspace.fleet.check, watch)
     finally:
