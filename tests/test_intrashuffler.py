@@ -79,7 +79,7 @@ def test_updates_leave_a_site_with_the_noise_of_its_budget(published: Result) ->
 
 
 def test_the_attack_unmixes_the_published_merge(published: Result) -> None:
-    """Budgets 4.5 and 8 share a bucket, so the attack picks the less noisy site; the shuffler's view has the truth."""
+    """Budgets 4.5 and 8 are merged, so the attack picks the less noisy site; the shuffler's view has the truth."""
     found = replay(Path(published.path), ["privacy-inference"], seeds=1)["privacy-inference"]["measures"]
     assert found["unmixed_fraction"]["value"] > found["unmixed_fraction"]["chance"] + 0.02
     assert found["cossim"]["groups"].keys() == {"epsilon<=1", "epsilon>4"}
