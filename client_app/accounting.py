@@ -10,7 +10,7 @@ from typing import Any
 from fl_privacy.config import Federation
 from fl_privacy.config.policy import Policy, open_ledger
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
-from fl_privacy.dp.ledger import Charge, Ledger, LedgerError
+from fl_privacy.dp.ledger import Charge, Ledger, LedgerError, compose
 from fl_privacy.errors import LaunchError
 from fl_privacy.ops.metrics import Metrics
 from fl_privacy.steps.base import At
@@ -22,7 +22,7 @@ def policy_of(federation: Federation, site: str) -> dict[str, Any]:
     """The policy that applies to a site, for its log: the file's digest and every limit in it."""
     path = federation.site(site).policy
     if path is None:
-        return {"sha256": None, "reason": "no policy file: only the federation's config applies, without a budget"}
+        return {"sha256": None, "reason": "no policy file: only the federation's config applies"}
     limits = Policy.load(path).model_dump()
     return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "file": str(path), **limits}
 
@@ -33,7 +33,10 @@ class Account:
     def __init__(self, federation: Federation, site: str, state: Path | None, charge: Charge | None) -> None:
         config = federation.site(site)
         if config.policy:
-            Policy.load(config.policy).check(federation, site)
+            policy = Policy.load(config.policy)
+            policy.check(federation, site)
+            if charge is not None:
+                policy.check_charge(charge)
         self._charge = charge
         self._ledger: Ledger | None = None
         if charge is None:
@@ -41,6 +44,7 @@ class Account:
         if state is None:
             raise LaunchError("state: a site that privatises needs a folder for its ledger; set --state")
         self._ledger = open_ledger(federation, site, state)
+        self._per_round = config.epsilon or compose([charge], self._ledger.delta)
 
     def check(self, at: At) -> None:
         """Refuse an attempt that would overspend, before any work is done."""
@@ -57,10 +61,10 @@ class Account:
         return self._ledger.charge(name_of(at), self._charge)
 
     def budget(self, metrics: Metrics) -> dict[str, float | None]:
-        """Epsilon spent over all runs, and what the policy leaves; None where it sets no limit."""
+        """Epsilon per round, spent over all runs, and left; None where nothing sets a limit."""
         if self._ledger is None:
             return {}
         spent, limited = self._ledger.spent(), self._ledger.epsilon < LARGEST_EPSILON
-        left = max(0.0, self._ledger.epsilon - spent) if limited else None
+        left = self._ledger.remaining() if limited else None
         metrics.budget(spent, math.inf if left is None else left)
-        return {"spent": spent, "left": left, "delta": self._ledger.delta}
+        return {"epsilon": self._per_round, "spent": spent, "left": left, "delta": self._ledger.delta}

@@ -96,7 +96,7 @@ class Site:
             self.log("not-sent", **at.where, policy=self.policy, reason=str(error))
             raise
         if charged is not None:
-            terms: dict[str, Any] = {"epsilon": self.config.epsilon, "policy": self.policy, **self.budget()}
+            terms: dict[str, Any] = {"policy": self.policy, **self.budget()}
             self.log("charged" if charged else "resend", **at.where, **terms)
         return payload
 
@@ -125,7 +125,7 @@ class Site:
         return update
 
     def budget(self) -> dict[str, float | None]:
-        """Epsilon spent over all runs, and what the policy leaves; None where it sets no limit."""
+        """Epsilon per round, spent over all runs, and left; None where nothing sets a limit."""
         return self._account.budget(self.metrics)
 
 

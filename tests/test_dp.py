@@ -77,10 +77,21 @@ def test_one_round_costs_its_epsilon() -> None:
 @settings(max_examples=5, deadline=None)
 @given(count=st.integers(2, 20), epsilon=st.sampled_from((0.5, 1.0, 2.0)))
 def test_rounds_compose_as_one_gaussian(count: int, epsilon: float) -> None:
-    """n Gaussian rounds equal one with sigma / sqrt(n): the ledger is never below that, and only slightly above."""
-    exact = gaussian.epsilon(gaussian.sigma(epsilon, DELTA) / count**0.5, DELTA)
-    assert exact <= compose([round_charge(epsilon)] * count, DELTA) * (1 + 1e-6)
-    assert compose([round_charge(epsilon)] * count, DELTA) < exact * 1.02
+    """n Gaussian rounds are exactly one with sigma / sqrt(n), which dp-accounting bounds closely from above."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    charge = round_charge(epsilon)
+    spent = compose([charge] * count, DELTA)
+    assert spent == pytest.approx(gaussian.epsilon(charge.noise / count**0.5, DELTA), rel=1e-9)
+    bound = PLDAccountant().compose(dp_accounting.GaussianDpEvent(charge.noise), count).get_epsilon(DELTA)
+    assert spent <= bound < spent * 1.01
+
+
+@given(epsilon=st.floats(0.01, 999), delta=st.floats(1e-12, 0.01))
+def test_noise_for_a_budget_never_spends_more_than_it(epsilon: float, delta: float) -> None:
+    spent = gaussian.epsilon(gaussian.sigma(epsilon, delta), delta)
+    assert epsilon * (1 - 1e-6) < spent <= epsilon
 
 
 def test_a_ledger_refuses_the_round_that_would_overspend(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def _presence(
 
     def mine(round: int, site: str) -> Ints:
         budgets = np.array([budget(tier) for tier in seen[round].tiers])
-        below = budgets[budgets <= (federation.site(site).epsilon or np.inf)]
+        below = budgets[budgets <= (federation.site(site).budget or np.inf)]
         return np.flatnonzero(budgets == (below.max() if len(below) else budgets.min()))
 
     return linkage.presence(rows, [one.invited for one in seen], mine, rng)

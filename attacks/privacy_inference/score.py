@@ -60,7 +60,7 @@ class _Rows:
     def __init__(self, truth: Known) -> None:
         self.site = np.concatenate([one.sites[one.owners] for one in truth.rounds])
         self.label = truth.labels[self.site]
-        budgets = [site.epsilon for site in truth.federation.sites]
+        budgets = [site.budget for site in truth.federation.sites]
         self.epsilon = np.array([np.inf if e is None else e for e in budgets])[self.site]
         # The same people may stand behind several sites: a probe must not know them from another one.
         self.group = truth.groups[self.site]
@@ -209,7 +209,7 @@ def _pick(
 def _budgets(bucket: BucketFinding, one: RoundTruth, truth: Known) -> Array:
     """The true budgets of the sites in a bucket."""
     sites = one.sites[one.owners[bucket.rows]]
-    return np.array([truth.federation.sites[s].epsilon or np.inf for s in sites])
+    return np.array([truth.federation.sites[s].budget or np.inf for s in sites])
 
 
 def _largest(choice: Ints, sources: NDArray[np.int16], participants: int) -> float:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fl_privacy.config import Federation
     from fl_privacy.deploy.engines.follow import Result
     from fl_privacy.ops.view import View
+    from fl_privacy.theory.budget import Tier
 
 
 class Engine(StrEnum):
@@ -132,10 +133,20 @@ def plan(config: Config, as_json: Json = False) -> None:
         sizes = f"{c.parameters_in:,}", f"{c.parameters_out:,}", f"{c.bytes_in / 1e6:,.3f}", f"{c.bytes_out / 1e6:,.3f}"
         table.add_row(c.party, str(c.count), f"{c.messages:g}", *sizes)
     out.print(table)
-    for b in budgets:
-        text = f"epsilon {b.epsilon:g} per round, {b.composed:.3f} after {federation.rounds} rounds: {b.sites} sites"
-        warning = "; only one site has this budget, so the label identifies it" if b.sites == 1 else ""
-        say(f"{text}, noise {b.scale:.4g} each (unit: {b.unit}){warning}")
+    _say_budgets(federation, budgets)
     if space is not None:
         text = f"an update mixed with {federation.floor - 1} others can be reassembled in 10^{space:,.0f} ways"
         say(f"{text}, which hides it only together with noise")
+
+
+def _say_budgets(federation: Federation, budgets: list[Tier]) -> None:
+    """A line per tier, with everything that an epsilon means nothing without."""
+    size = "" if federation.privatise.after_training else "; a site of average size"
+    for b in budgets:
+        each = f"epsilon {b.epsilon:.4g} per round, {b.composed:.4g} after all {federation.rounds} rounds"
+        terms = f"(unit: {b.unit}, adjacency: {b.adjacency}, delta: {b.delta:g}{size})"
+        warning = "; only one site has this budget, so the label identifies it" if b.sites == 1 else ""
+        say(f"{each} {terms}: {b.sites} site{'s' if b.sites > 1 else ''}, noise {b.scale:.4g} each{warning}")
+    if budgets and federation.cohort < len(federation.sites):
+        text = f"a round draws {federation.cohort} of {len(federation.sites)} sites"
+        say(f"{text}; budgets count all rounds, because a site may be drawn in every one")

@@ -26,15 +26,26 @@ def _numbers(f: Federation) -> Iterator[str]:
 
 
 def _sites(f: Federation) -> Iterator[str]:
-    for site in f.sites:
-        if f.unit is not None and site.epsilon is None:
-            kind = f.privatise.kind
-            yield f"sites.epsilon: {site.name!r} has none and privatise.kind is {kind!r}; give every site one"
+    yield from _budgets(f)
     if f.rounds_per_ticket > 1 and not f.route.long_tickets:
         yield f"rounds_per_message: {f.rounds_per_message} needs a middleware, and route.kind is server; use auto"
     for site in f.sites:
         if site.behaviour is not None and not f.audit:
             yield f"sites.behaviour: {site.name!r} misbehaves, which needs audit: true; add it or remove the key"
+
+
+def _budgets(f: Federation) -> Iterator[str]:
+    """One form for all sites: labels, buckets and weights compare their numbers."""
+    kind = f.privatise.kind
+    total = next((site.name for site in f.sites if site.epsilon_total is not None), None)
+    for site in f.sites:
+        if f.unit is not None and site.budget is None:
+            yield f"sites.epsilon: {site.name!r} has none and privatise.kind is {kind!r}; give every site one"
+        if total is not None and site.epsilon is not None:
+            both = "it has both" if site.epsilon_total is not None else f"{total!r} has epsilon_total"
+            yield f"sites.epsilon: {site.name!r} has one per round, and {both}; use one form for all sites"
+    if f.unit is None and total is not None:
+        yield f"sites.epsilon_total: {total!r} has one, and privatise.kind is none; use ldp or dpsgd, or remove it"
 
 
 def _task(f: Federation) -> Iterator[str]:

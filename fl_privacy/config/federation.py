@@ -16,6 +16,7 @@ from fl_privacy.choices import Chosen, Model
 from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.combine.rules import RULES, FedAvg, Rule
 from fl_privacy.config.checks import problems
+from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.errors import ConfigError
 from fl_privacy.reading import NAME, mapping, text_of, validated
 from fl_privacy.routes import ROUTES
@@ -36,6 +37,9 @@ class Site(Model):
 
     name: str = Field(pattern=NAME)
     epsilon: float | None = Field(None, gt=0, description="privacy budget per round; omit it without `privatise`")
+    epsilon_total: float | None = Field(
+        None, gt=0, lt=LARGEST_EPSILON, description="or the budget of all `rounds` together; all sites in the same form"
+    )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda or cuda:N")
     data: Path | None = Field(None, description="the site's data folder; default: the run's --data-dir")
     policy: Path | None = Field(None, description="the site's policy file, which binds its worker")
@@ -44,9 +48,14 @@ class Site(Model):
     )
 
     @property
+    def budget(self) -> float | None:
+        """Epsilon as the config gives it, for the federation's `budget_rounds`."""
+        return self.epsilon if self.epsilon_total is None else self.epsilon_total
+
+    @property
     def tier(self) -> str:
-        """The privacy label of the site's updates."""
-        return "" if self.epsilon is None else f"{self.epsilon:g}"
+        """The privacy label of the site's updates: its budget, which says nothing about its number of records."""
+        return "" if self.budget is None else f"{self.budget:g}"
 
 
 class Partition(Model):
@@ -150,9 +159,12 @@ class Federation(Model):
             return value
         if not 1 <= count <= MAX_SITES:
             raise ValueError(f"{count} is not a count from 1 to {MAX_SITES}")
-        budgets = shared.pop("epsilon", None)
-        grid = budgets if isinstance(budgets, list) and budgets else [budgets]
-        return [{"name": f"site-{i}", "epsilon": grid[i % len(grid)], **shared} for i in range(count)]
+        grids = {key: shared.pop(key) for key in ("epsilon", "epsilon_total") if key in shared}
+        turns = {key: grid if isinstance(grid, list) and grid else [grid] for key, grid in grids.items()}
+        return [
+            {"name": f"site-{i}", **{key: grid[i % len(grid)] for key, grid in turns.items()}, **shared}
+            for i in range(count)
+        ]
 
     @field_validator("rounds_per_message", mode="wrap")
     @classmethod
@@ -198,7 +210,8 @@ class Federation(Model):
     def digest(self) -> str:
         """SHA-256 of what all parties must agree on; excludes each site's data folder, device and policy."""
         values = self.model_dump(mode="json", exclude={"hosts"})
-        values["sites"] = [{"name": site.name, "epsilon": site.epsilon} for site in self.sites]
+        agreed = {"name", "epsilon", "epsilon_total"}
+        values["sites"] = [site.model_dump(include=agreed) for site in self.sites]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def site(self, name: str) -> Site:
@@ -230,6 +243,12 @@ class Federation(Model):
     def unit(self) -> str | None:
         """What the noise protects: a site or a record; None without noise."""
         return self.privatise.unit
+
+    @property
+    def budget_rounds(self) -> int:
+        """How many rounds a site's budget is for: one, or with `epsilon_total` all of them."""
+        total = any(site.epsilon_total is not None for site in self.sites[:1])  # all sites have the same form
+        return self.rounds if total else 1
 
     @property
     def rounds_per_ticket(self) -> int:

@@ -8,9 +8,9 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fl_privacy.config.federation import Federation
+from fl_privacy.config.federation import Federation, Site
 from fl_privacy.dp import gaussian
-from fl_privacy.dp.ledger import Ledger
+from fl_privacy.dp.ledger import Charge, Ledger, Limit, compose
 from fl_privacy.errors import ConfigError, FederationError
 
 
@@ -45,10 +45,17 @@ class Policy(BaseModel):
 
     def check(self, federation: Federation, site: str) -> None:
         """Raise if a federation asks for more than this policy allows."""
-        for problem in self._problems(federation, federation.site(site).epsilon):
+        for problem in self._problems(federation, federation.site(site)):
             raise PolicyError(f"policy: {problem}")
 
-    def _problems(self, federation: Federation, epsilon: float | None) -> Iterator[str]:
+    def check_charge(self, charge: Charge) -> None:
+        """Raise if a round costs more than this policy allows, at its own delta and whatever the config says."""
+        epsilon, most = compose([charge], self.delta), self.epsilon_per_round
+        if epsilon > most:
+            at = f"epsilon {epsilon:.4g} per round at delta {self.delta:g}"
+            raise PolicyError(f"policy: {at} is more than the {most:g} allowed here")
+
+    def _problems(self, federation: Federation, site: Site) -> Iterator[str]:
         route, task, unit = federation.route.kind, federation.task.dataset, federation.unit
         if route not in self.routes:
             yield f"route {route!r} is not allowed here; allowed: {', '.join(self.routes)}"
@@ -62,14 +69,22 @@ class Policy(BaseModel):
             yield "updates must be privatised here, but privatise.kind is none"
         if unit is not None and unit not in self.units:
             yield f"{federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
-        if unit is not None and (epsilon is None or epsilon > self.epsilon_per_round):
-            yield f"epsilon {epsilon} per round is more than the {self.epsilon_per_round:g} allowed here"
+        if unit is not None and site.epsilon is not None and site.epsilon > self.epsilon_per_round:
+            yield f"epsilon {site.epsilon:g} per round is more than the {self.epsilon_per_round:g} allowed here"
+        if unit is not None and site.epsilon_total is not None and site.epsilon_total > self.epsilon:
+            yield f"epsilon_total {site.epsilon_total:g} is more than the {self.epsilon:g} allowed here over all runs"
 
 
 def open_ledger(federation: Federation, site: str, state: Path) -> Ledger:
-    """The ledger in a site's own folder, with the budget of its policy; without a policy it only records."""
+    """The ledger in a site's own folder: it keeps to the site's policy and to its `epsilon_total`, where there is one.
+
+    Without either it only records.
+    """
     config, usual = federation.site(site), federation.privatise.at_delta
     assert usual is not None  # a federation without budgets has no ledgers
-    policy = Policy.load(config.policy) if config.policy else None
-    epsilon, delta = (policy.epsilon, policy.delta) if policy else (gaussian.LARGEST_EPSILON, usual)
-    return Ledger(state / "ledger.jsonl", epsilon, delta, site)
+    limits = [] if config.epsilon_total is None else [Limit(config.epsilon_total, usual)]
+    if config.policy:
+        policy = Policy.load(config.policy)
+        limits.append(Limit(policy.epsilon, policy.delta))
+    first, *further = sorted(limits) or [Limit(gaussian.LARGEST_EPSILON, usual)]
+    return Ledger(state / "ledger.jsonl", *first, site, further)

@@ -6,6 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.config import Federation
+from fl_privacy.errors import LaunchError
+
+LEFT = 0.01  # of `epsilon_total`: whoever has less than this has spent it
+
+
+def folder(federation: Federation, runs_dir: Path) -> Path:
+    """The sites' own folders on this machine. Not of one run: a budget is spent over all runs of a site."""
+    return runs_dir / "sites" / federation.name
 
 
 def report(federation: Federation, site: str, state: Path) -> dict[str, Any] | None:
@@ -15,3 +23,19 @@ def report(federation: Federation, site: str, state: Path) -> dict[str, Any] | N
     from fl_privacy.config.policy import open_ledger  # its accountant takes a second to import
 
     return open_ledger(federation, site, state).report()
+
+
+def check(federation: Federation, sites: Path) -> None:
+    """Refuse a new run if too few sites on this machine have anything left of their `epsilon_total`."""
+    spent = 0
+    for site in federation.sites:
+        if site.epsilon_total is None or not (sites / site.name / "ledger.jsonl").exists():
+            continue
+        found = report(federation, site.name, sites / site.name)
+        spent += found is not None and found["remaining"] < LEFT * site.epsilon_total
+        if len(federation.sites) - spent < federation.quorum:
+            raise LaunchError(
+                f"sites.epsilon_total: {site.name!r} has spent its {site.epsilon_total:g} in earlier runs (ledgers in "
+                f"{sites}), and a round needs {federation.quorum} sites; raise epsilon_total, or use another "
+                "--runs-dir for an unrelated experiment"
+            )

@@ -11,6 +11,7 @@ from fl_privacy.errors import FederationError
 
 LARGEST_EPSILON = 1e3
 SMALLEST_DELTA = 1e-30
+SLACK = 1e-10  # relative; above the rounding errors of `sigma` and `epsilon` together
 
 
 def delta(sigma: float, epsilon: float) -> float:
@@ -27,7 +28,7 @@ def delta(sigma: float, epsilon: float) -> float:
 
 
 def sigma(epsilon: float, delta: float) -> float:
-    """Smallest noise for (epsilon, delta) at sensitivity 1.
+    """Smallest noise for (epsilon, delta) at sensitivity 1, rounded up so that `epsilon` of it is not above `epsilon`.
 
     >>> round(sigma(1.0, 1e-5), 4)
     3.7306
@@ -40,18 +41,20 @@ def sigma(epsilon: float, delta: float) -> float:
         high *= 2
     while _delta(low, epsilon) <= delta:
         low /= 2
-    return float(brentq(lambda s: _delta(s, epsilon) - delta, low, high, xtol=1e-12 * low, rtol=1e-13))
+    found = brentq(lambda s: _delta(s, epsilon) - delta, low, high, xtol=1e-12 * low, rtol=1e-13)
+    return float(found) * (1 + SLACK)
 
 
 def epsilon(sigma: float, delta: float) -> float:
-    """Smallest epsilon for noise sigma at sensitivity 1; infinite if it would exceed LARGEST_EPSILON."""
+    """Smallest epsilon for noise sigma at sensitivity 1."""
     from scipy.optimize import brentq
 
     if _delta(sigma, 0.0) <= delta:
         return 0.0
-    if _delta(sigma, LARGEST_EPSILON) > delta:
-        return math.inf
-    return float(brentq(lambda e: _delta(sigma, e) - delta, 0.0, LARGEST_EPSILON, xtol=1e-12))
+    high = LARGEST_EPSILON
+    while _delta(sigma, high) > delta:
+        high *= 2
+    return float(brentq(lambda e: _delta(sigma, e) - delta, 0.0, high, xtol=1e-300, rtol=1e-13))
 
 
 _delta = delta

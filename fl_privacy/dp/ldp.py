@@ -25,24 +25,33 @@ def clip(update: Vector, bound: float) -> Vector:
     return update if norm <= bound else update * np.float32(bound / norm * (1 - 1e-6))
 
 
-def scale(bound: float, epsilon: float, delta: float) -> float:
+def sigma(epsilon: float, delta: float, rounds: int = 1) -> float:
+    """Noise relative to the sensitivity in each of `rounds` rounds that spend epsilon together.
+
+    Gaussians compose exactly: n of them are one with sigma / sqrt(n).
+    """
+    return gaussian.sigma(epsilon, delta) * math.sqrt(rounds)
+
+
+def scale(bound: float, epsilon: float, delta: float, rounds: int = 1) -> float:
     """Standard deviation of the noise on every coordinate."""
-    return 2 * bound * gaussian.sigma(epsilon, delta)
+    return 2 * bound * sigma(epsilon, delta, rounds)
 
 
-def charge(epsilon: float, delta: float) -> Charge:
+def charge(epsilon: float, delta: float, rounds: int = 1) -> Charge:
     """The privacy cost of one update."""
-    return Charge(gaussian.sigma(epsilon, delta), UNIT, ADJACENCY)
+    return Charge(sigma(epsilon, delta, rounds), UNIT, ADJACENCY)
 
 
-def privatise(update: Vector, bound: float, epsilon: float, delta: float, key: bytes) -> Vector:
+def privatise(update: Vector, bound: float, epsilon: float, delta: float, key: bytes, rounds: int = 1) -> Vector:
     """Clip, then add noise from a CSPRNG with the single-use key `key`."""
     noise = standard_normal(update.size, key)
-    noise *= np.float32(scale(bound, epsilon, delta))
+    noise *= np.float32(scale(bound, epsilon, delta, rounds))
     noise += clip(update, bound)
     return noise
 
 
-def missing(bound: float, epsilon: float, weakest: float, delta: float) -> float:
+def missing(bound: float, epsilon: float, weakest: float, delta: float, rounds: int = 1) -> float:
     """Standard deviation that tops up the noise of `epsilon` to that of the smaller budget `weakest`."""
-    return math.sqrt(max(0.0, scale(bound, weakest, delta) ** 2 - scale(bound, epsilon, delta) ** 2))
+    most, own = (scale(bound, budget, delta, rounds) for budget in (weakest, epsilon))
+    return math.sqrt(max(0.0, most**2 - own**2))

@@ -7,12 +7,12 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_privacy.dp import gaussian
 from fl_privacy.errors import FederationError
@@ -23,6 +23,13 @@ LONGEST_LINE = 4096
 # Integer orders: fractional ones are slow for sampled steps, some do not converge, and PLD is tighter anyway.
 ORDERS = (*range(2, 65), 128, 256, 512, 1024)
 FINEST, COARSEST = 1e-4, 1e-2
+
+
+class Limit(NamedTuple):
+    """A budget that all charges together must keep to."""
+
+    epsilon: float
+    delta: float
 
 
 class LedgerError(FederationError):
@@ -48,10 +55,17 @@ class Charge:
 
 
 class Ledger:
-    """A site's budget (epsilon, delta) over all rounds of all runs. Survives restarts and fails closed."""
+    """A site's budget (epsilon, delta) over all rounds of all runs. Survives restarts and fails closed.
 
-    def __init__(self, path: str | Path, epsilon: float, delta: float, site: str = "") -> None:
-        gaussian.check(epsilon, delta)
+    `further` limits, at deltas of their own, hold too.
+    """
+
+    def __init__(
+        self, path: str | Path, epsilon: float, delta: float, site: str = "", further: Sequence[Limit] = ()
+    ) -> None:
+        self._limits = (Limit(epsilon, delta), *further)
+        for limit in self._limits:
+            gaussian.check(*limit)
         self.path, self.epsilon, self.delta, self.site = Path(path), epsilon, delta, site
         self._entries: dict[str, Charge] = {}
         self._head = ""
@@ -85,20 +99,21 @@ class Ledger:
     def check(self, charge: Charge) -> None:
         """Raise if a charge would exceed the budget or protects a different unit than earlier charges."""
         self._check_unit(charge)
-        would = compose([*self._entries.values(), charge], self.delta)
-        if would > self.epsilon:
-            raise LedgerError(
-                f"budget: this round would raise epsilon to {would:.4g} of {self.epsilon:g} at delta {self.delta:g}; "
-                "nothing was spent or sent"
-            )
+        for epsilon, delta in self._limits:
+            would = compose([*self._entries.values(), charge], delta)
+            if would > epsilon:
+                raise LedgerError(
+                    f"budget: this round would raise epsilon to {would:.4g} of {epsilon:g} at delta {delta:g}; "
+                    "nothing was spent or sent"
+                )
 
     def spent(self, delta: float | None = None) -> float:
         """Epsilon spent so far at `delta`."""
         return compose(list(self._entries.values()), self.delta if delta is None else delta)
 
     def remaining(self) -> float:
-        """Epsilon left at the ledger's delta; the cost of another round depends on its noise."""
-        return max(0.0, self.epsilon - self.spent())
+        """Epsilon left under the tightest limit; the cost of another round depends on its noise."""
+        return max(0.0, min(epsilon - self.spent(delta) for epsilon, delta in self._limits))
 
     def report(self) -> dict[str, Any]:
         """A summary for the user."""
@@ -191,7 +206,7 @@ def _link(previous: str, fields: dict[str, Any]) -> str:
 
 
 def compose(charges: list[Charge], delta: float) -> float:
-    """Total epsilon of all charges: the smaller of RDP and PLD, which are both upper bounds."""
+    """Total epsilon of all charges: exact without sampling, else the smaller of two upper bounds, RDP and PLD."""
     counted = sorted(Counter(charges).items(), key=lambda item: astuple(item[0]))
     return _composed(tuple(counted), delta) if counted else 0.0
 
@@ -199,12 +214,14 @@ def compose(charges: list[Charge], delta: float) -> float:
 @lru_cache(maxsize=4096)
 def _composed(charges: tuple[tuple[Charge, int], ...], delta: float) -> float:
     """Cached: sites of one process spend alike, and each round is checked before the work and again when charged."""
+    plain = _plain(charges)
+    if all(charge.rate == 1 for charge, _ in charges):
+        return gaussian.epsilon(plain, delta)
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
-    events = _events(charges)
-    sampled = any(charge.rate < 1 for charge, _ in charges)
-    by_rdp = _epsilon(RdpAccountant(ORDERS if sampled else None), events, delta)
+    events = _events(charges, plain)
+    by_rdp = _epsilon(RdpAccountant(ORDERS), events, delta)
     grid = _grid(by_rdp, sum(count for _, count in events))
     return min(by_rdp, _epsilon(PLDAccountant(value_discretization_interval=grid), events, delta))
 
@@ -223,14 +240,19 @@ def _grid(epsilon: float, compositions: int) -> float:
     return min(COARSEST, max(FINEST, min(epsilon / 2000, 1 / math.sqrt(compositions))))
 
 
-def _events(charges: tuple[tuple[Charge, int], ...]) -> list[tuple[Any, int]]:
-    """The charges as dp-accounting events. Unsampled Gaussians compose exactly to one, whose precision is their sum."""
+def _plain(charges: tuple[tuple[Charge, int], ...]) -> float:
+    """Unsampled Gaussians compose exactly to one: its noise, infinite if there are none. Their precisions add up."""
+    precision = sum(count * charge.steps / charge.noise**2 for charge, count in charges if charge.rate == 1)
+    return precision**-0.5 if precision else math.inf
+
+
+def _events(charges: tuple[tuple[Charge, int], ...], plain: float) -> list[tuple[Any, int]]:
+    """The charges as dp-accounting events."""
     import dp_accounting
 
     events: list[tuple[Any, int]] = []
-    precision = sum(count * charge.steps / charge.noise**2 for charge, count in charges if charge.rate == 1)
-    if precision:
-        events.append((dp_accounting.GaussianDpEvent(precision**-0.5), 1))
+    if math.isfinite(plain):
+        events.append((dp_accounting.GaussianDpEvent(plain), 1))
     for charge, count in charges:
         if charge.rate == 1:
             continue

@@ -45,16 +45,19 @@ class Private:
         return replace(self, plan=replace(self.plan, clip=math.inf, noise=0.0))
 
 
-def plan(records: int, epochs: int, batch_size: int, clip: float, epsilon: float, delta: float) -> Plan:
+def plan(
+    records: int, epochs: int, batch_size: int, clip: float, epsilon: float, delta: float, rounds: int = 1
+) -> Plan:
     """The plan of a site with this many records: 1/rate steps per epoch, so a record is expected once per epoch.
 
+    Epsilon is for `rounds` such rounds together.
     1/rate is an integer, so sites of similar size share a plan and the noise is solved once for all of them.
     """
     if records < 1:
         raise FederationError("data: a site has no records to train on; use fewer sites or another partition")
     steps_per_epoch = math.ceil(records / batch_size)
     rate, steps = 1 / steps_per_epoch, epochs * steps_per_epoch
-    return Plan(rate, steps, records * rate, clip, noise_multiplier(epsilon, delta, rate, steps))
+    return Plan(rate, steps, records * rate, clip, noise_multiplier(epsilon, delta, rate, steps * rounds))
 
 
 @lru_cache(maxsize=4096)

@@ -69,7 +69,7 @@ class Prometheus(Metrics):
         if "budget" in ROLES[role].gauges:
             self._budget = (
                 client.Gauge("epsilon_spent", "Privacy budget spent over all runs", **here),
-                client.Gauge("epsilon_left", "Privacy budget left under the site's policy", **here),
+                client.Gauge("epsilon_left", "Privacy budget left under the site's policy and epsilon_total", **here),
             )
 
     def text(self) -> bytes:

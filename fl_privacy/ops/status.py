@@ -48,7 +48,7 @@ class Process:
 
 @dataclass
 class Budget:
-    """What a site on this machine logged with its last update; `left` is None if no policy limits it."""
+    """What a site on this machine logged with its last update; `left` is None if nothing limits it."""
 
     site: str
     spent: float

@@ -98,8 +98,8 @@ class ShufflerRoute(Route):
         """The noise that raises each row of a set to that of its smallest budget: then variances tell no rows apart."""
         if self.buckets != "levelled":
             return []
-        epsilons = [float(tier) for tier in tiers]
-        return [federation.privatise.missing(epsilon, min(epsilons)) for epsilon in epsilons]
+        budgets = [float(tier) for tier in tiers]
+        return [federation.privatise.missing(federation, budget, min(budgets)) for budget in budgets]
 
     def site(self, seat: SiteSeat) -> SiteEnd:
         from fl_privacy.round.member import Member

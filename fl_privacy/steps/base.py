@@ -51,9 +51,9 @@ class Seat:
     state: Path | None  # the site's own folder
 
     @property
-    def epsilon(self) -> float:
-        """The site's budget per round; the config is checked for it."""
-        return self.federation.site(self.site).epsilon or 0.0
+    def budget(self) -> float:
+        """The site's epsilon for `federation.budget_rounds` rounds; the config is checked for it."""
+        return self.federation.site(self.site).budget or 0.0
 
     def key(self, at: At, purpose: str) -> bytes:
         """Fresh for every use; seeded only if the federation is reproducible."""
@@ -106,6 +106,7 @@ class Privatise(Step):
     """A choice for `privatise`: what it protects, and what that costs."""
 
     unit: ClassVar[str | None] = None  # what is protected: a site or a record
+    adjacency: ClassVar[str | None] = None  # how neighbours differ: replace, or add-or-remove
     after_training: ClassVar[bool] = False  # noise is added to the finished update, so its scale is known
 
     def start(self, seat: Seat) -> Guard:
@@ -116,12 +117,18 @@ class Privatise(Step):
         """The delta of its budgets; None without a budget."""
         return None
 
-    def over_run(self, federation: Federation, epsilon: float) -> tuple[float, float]:
-        """Noise per parameter of an update, and epsilon after all rounds, for a site with this budget."""
+    # A budget is the epsilon of `federation.budget_rounds` rounds.
+
+    def noise(self, federation: Federation, budget: float) -> float:
+        """Noise per parameter of an update at a site with this budget."""
         raise TypeError(f"{self.kind} has no budget")
 
-    def missing(self, epsilon: float, weakest: float) -> float:
-        """Standard deviation that tops up the noise of `epsilon` to that of the smaller budget `weakest`."""
+    def epsilon_after(self, federation: Federation, budget: float, rounds: int) -> float:
+        """Epsilon of so many rounds at a site with this budget."""
+        raise TypeError(f"{self.kind} has no budget")
+
+    def missing(self, federation: Federation, budget: float, weakest: float) -> float:
+        """Standard deviation that tops up the noise of `budget` to that of the smaller budget `weakest`."""
         raise TypeError(f"{self.kind} adds no noise to an update")
 
 

@@ -35,6 +35,8 @@ def up(
     room = disk(runs_dir)
     if not room.ok:
         raise LaunchError(f"disk: {room.detail}; {room.fix}")
+    if resume is None:
+        ledgers.check(federation, ledgers.folder(federation, runs_dir))
     began = time.monotonic()
     workspace = Workspace(federation, resume or new_run_name(federation), runs_dir.resolve(), data_dir)
     control = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_privacy.config import Address, Federation
+from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.commands import Ports, Process, environment, processes
 from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.place import Place
@@ -44,8 +45,7 @@ class Workspace:
         self.home = self.runs_dir / ".state" / self.run
         self.private = self.home / "private"
         self.config = self.private / "federation.yaml"
-        # Not of one run: a budget is spent over all runs that a site takes part in.
-        self.sites = self.runs_dir / "sites" / self.federation.name
+        self.sites = ledgers.folder(self.federation, self.runs_dir)
         self.fleet = Fleet(self.run_dir / "logs", self.home / "pids.json")
         # Unix socket paths are short, and a runs or temporary folder may lie deep.
         self.sockets = Path(tempfile.mkdtemp(prefix="flp-", dir="/tmp" if os.access("/tmp", os.W_OK) else None))

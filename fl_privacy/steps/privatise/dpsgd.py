@@ -25,11 +25,12 @@ class Dpsgd(Privatise):
     delta: float = Field(1e-5, gt=0, lt=1)
 
     unit: ClassVar[str] = sampled.UNIT
+    adjacency: ClassVar[str] = sampled.ADJACENCY
 
-    def plan(self, federation: Federation, records: int, epsilon: float) -> sampled.Plan:
+    def plan(self, federation: Federation, records: int, budget: float) -> sampled.Plan:
         """That of a site with so many records."""
-        train = federation.task.train
-        return sampled.plan(records, train.epochs, train.batch_size, self.clip, epsilon, self.delta)
+        train, rounds = federation.task.train, federation.budget_rounds
+        return sampled.plan(records, train.epochs, train.batch_size, self.clip, budget, self.delta, rounds)
 
     @property
     def at_delta(self) -> float:
@@ -38,13 +39,19 @@ class Dpsgd(Privatise):
     def start(self, seat: Seat) -> Guard:
         return _PrivateTraining(self, seat)
 
-    def over_run(self, federation: Federation, epsilon: float) -> tuple[float, float]:
+    def noise(self, federation: Federation, budget: float) -> float:
+        """That of one step at a site of average size."""
+        plan = self._average(federation, budget)
+        return plan.noise * plan.clip / plan.batch
+
+    def epsilon_after(self, federation: Federation, budget: float, rounds: int) -> float:
         """As the ledger will compose it, for a site of average size."""
+        return compose([self._average(federation, budget).charge] * rounds, self.delta)
+
+    def _average(self, federation: Federation, budget: float) -> sampled.Plan:
         entry = TASKS.get(federation.task.dataset)
         shares = len(entry.sites) if federation.task.partition.kind == "by-site" else len(federation.sites)
-        plan = self.plan(federation, max(1, entry.train // shares), epsilon)
-        composed = compose([plan.charge] * federation.rounds, self.delta)
-        return plan.noise * plan.clip / plan.batch, composed
+        return self.plan(federation, max(1, entry.train // shares), budget)
 
 
 class _PrivateTraining(Guard):
@@ -52,7 +59,7 @@ class _PrivateTraining(Guard):
         from fl_privacy.dp import per_record  # takes Opacus, which other sites do not need
 
         seat.work.once(per_record.check)
-        self._seat, self._plan = seat, terms.plan(seat.federation, seat.records, seat.epsilon)
+        self._seat, self._plan = seat, terms.plan(seat.federation, seat.records, seat.budget)
         self.charge = self._plan.charge
 
     def training(self, at: At) -> tuple[Fit, Fit]:

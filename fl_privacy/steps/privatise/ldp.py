@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fl_privacy.dp import gaussian, ldp
+from fl_privacy.dp import ldp
+from fl_privacy.dp.ledger import compose
 from fl_privacy.steps.base import At, Guard, Privatise, Seat
 from fl_privacy.vector import Vector
 
@@ -22,6 +23,7 @@ class Ldp(Privatise):
     delta: float = Field(1e-5, gt=0, lt=1)
 
     unit: ClassVar[str] = ldp.UNIT
+    adjacency: ClassVar[str] = ldp.ADJACENCY
     after_training: ClassVar[bool] = True
 
     @property
@@ -31,19 +33,21 @@ class Ldp(Privatise):
     def start(self, seat: Seat) -> Guard:
         return _Noise(self, seat)
 
-    def over_run(self, federation: Federation, epsilon: float) -> tuple[float, float]:
-        """Gaussians compose exactly."""
-        sigma = gaussian.sigma(epsilon, self.delta) / federation.rounds**0.5
-        return ldp.scale(self.clip, epsilon, self.delta), gaussian.epsilon(sigma, self.delta)
+    def noise(self, federation: Federation, budget: float) -> float:
+        return ldp.scale(self.clip, budget, self.delta, federation.budget_rounds)
 
-    def missing(self, epsilon: float, weakest: float) -> float:
-        return ldp.missing(self.clip, epsilon, weakest, self.delta)
+    def epsilon_after(self, federation: Federation, budget: float, rounds: int) -> float:
+        return compose([ldp.charge(budget, self.delta, federation.budget_rounds)] * rounds, self.delta)
+
+    def missing(self, federation: Federation, budget: float, weakest: float) -> float:
+        return ldp.missing(self.clip, budget, weakest, self.delta, federation.budget_rounds)
 
 
 class _Noise(Guard):
     def __init__(self, terms: Ldp, seat: Seat) -> None:
-        self._terms, self._seat, self.charge = terms, seat, ldp.charge(seat.epsilon, terms.delta)
+        self._terms, self._seat, self._rounds = terms, seat, seat.federation.budget_rounds
+        self.charge = ldp.charge(seat.budget, terms.delta, self._rounds)
 
     def outward(self, update: Vector, at: At) -> Vector:
         terms, key = self._terms, self._seat.key(at, "noise")
-        return ldp.privatise(update, terms.clip, self._seat.epsilon, terms.delta, key)
+        return ldp.privatise(update, terms.clip, self._seat.budget, terms.delta, key, self._rounds)
