@@ -41,6 +41,14 @@ class Dataset:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """The records of one site: those it trains on, and those it holds out to evaluate models."""
+
+    train: Dataset
+    held_out: Dataset
+
+
+@dataclass(frozen=True)
 class Split:
     """A task's data: training records and held-out records; `classes` is 0 for forecasts."""
 

@@ -1,0 +1,72 @@
+"""A data set as a config names it: what a record looks like, and how to read one site's own records.
+
+Nothing here imports torch: a config is read, and a model's layout is known, without any data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from fl_privacy.choices import Model
+from fl_privacy.errors import DataError
+from fl_privacy.registry import Registry
+from fl_privacy.tasks.data import Parts, Split
+
+if TYPE_CHECKING:
+    from fl_privacy.config import Federation
+
+
+class DataSet(Model):
+    """One data set. Its fields are what `task.options` may set; each has a documented default or is required.
+
+    Two kinds: records that belong to their sites (`own_sites`), where each site reads its own folder and nothing else;
+    and public benchmarks in one piece, which the federation's `partition` deals out to the sites of an experiment.
+    """
+
+    needs_data: ClassVar[bool] = True  # in a data folder; else it is bundled or generated
+    own_sites: ClassVar[bool] = False  # every site has a part of its own
+    pooled: ClassVar[bool] = False  # it can be read in one piece
+    sites: ClassVar[tuple[str, ...]] = ()  # the sites of a benchmark that has some
+    train: ClassVar[int] = 0  # training records of a benchmark
+    attacker: ClassVar[str | None] = None  # module:name of what fl_privacy/tasks/attacker.py calls Facts
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one record."""
+        raise NotImplementedError
+
+    @property
+    def classes(self) -> int:
+        """0: the label is a number to predict."""
+        raise NotImplementedError
+
+    @property
+    def preprocessing(self) -> str:
+        """`public` if nothing is fitted to a site's own records, else `local`."""
+        return "public"
+
+    def problems(self, federation: Federation) -> Iterator[str]:
+        """What this data set demands of the rest of the config and does not find: field, value and fix."""
+        yield from ()
+
+    def load(self, folder: Path | None) -> Split:
+        """All records; only where `pooled`."""
+        raise DataError(f"{type(self).__name__}: each site reads its own records; use partition by-site")
+
+    def of_site(self, site: str, folder: Path | None) -> Parts:
+        """The records of one site from its own folder; only where `own_sites`."""
+        raise DataError(f"{type(self).__name__}: has no sites of its own; use partition iid or dirichlet")
+
+
+OURS = {
+    "digits": "digits:Digits",
+    "mnist": "mnist:Mnist",
+    "cifar10": "cifar10:Cifar10",
+    "heart-disease": "heart_disease:HeartDisease",
+    "lcl": "lcl:Lcl",
+}
+DATASETS: Registry[type[DataSet]] = Registry(
+    "fl_privacy.datasets", {name: f"fl_privacy.tasks.{target}" for name, target in OURS.items()}, DataSet
+)
