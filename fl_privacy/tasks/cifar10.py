@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import cache, files
-from fl_privacy.tasks.catalog import CIFAR10
 from fl_privacy.tasks.data import Dataset, Split, scale
+from fl_privacy.tasks.dataset import Benchmark
 
 ARCHIVE = "cifar10_jpg.tar.xz"
 # Over paths and images, not over the archive, which differs every time the public files are packed.
@@ -24,19 +25,25 @@ Images = dict[str, bytes]
 Arrays = dict[str, NDArray[np.uint8]]
 
 
-def load(data_dir: Path | None = None) -> Split:
+class Cifar10(Benchmark):
     """50,000 training and 10,000 held-out images, scaled to 0..1."""
-    archive = files.read(data_dir, "cifar10", ARCHIVE)
-    cached = cache.path("cifar10", files.sha256(archive))
-    arrays = read_cache(cached)
-    if arrays is None:
-        images = read_tar(archive)
-        path = files.folder(data_dir, "cifar10") / "cifar10" / ARCHIVE
-        files.check(path, files.content_sum(images), CONTENT, "expected (all images)")
-        arrays = decode(images)
-        cache.write(cached, arrays)
-    train, test = (Dataset(scale(arrays[f"{h}_x"]), arrays[f"{h}_y"].astype(np.int64)) for h in HALVES)
-    return Split(train, test, CIFAR10.classes, CIFAR10.shape)
+
+    record: ClassVar[tuple[int, ...]] = (3, 32, 32)
+    labels: ClassVar[int] = 10
+    train: ClassVar[int] = 50_000
+
+    def load(self, folder: Path | None) -> Split:
+        archive = files.read(folder, "cifar10", ARCHIVE)
+        cached = cache.path("cifar10", files.sha256(archive))
+        arrays = read_cache(cached)
+        if arrays is None:
+            images = read_tar(archive)
+            path = files.folder(folder, "cifar10") / "cifar10" / ARCHIVE
+            files.check(path, files.content_sum(images), CONTENT, "expected (all images)")
+            arrays = decode(images)
+            cache.write(cached, arrays)
+        train, test = (Dataset(scale(arrays[f"{h}_x"]), arrays[f"{h}_y"].astype(np.int64)) for h in HALVES)
+        return Split(train, test, self.classes, self.shape)
 
 
 def read_tar(archive: bytes) -> Images:
@@ -54,7 +61,7 @@ def decode(images: Images) -> Arrays:
     arrays: Arrays = {}
     for half in HALVES:
         paths = [path for path in images if path.startswith(f"{half}/")]
-        pixels = np.empty((len(paths), *CIFAR10.shape), np.uint8)
+        pixels = np.empty((len(paths), *Cifar10.record), np.uint8)
         for row, path in enumerate(paths):
             pixels[row] = decode_image(path, images[path])
         arrays[f"{half}_x"] = pixels
@@ -66,7 +73,7 @@ def decode_image(path: str, content: bytes) -> NDArray[np.uint8]:
     """One image, channels first."""
     from PIL import Image
 
-    _, height, width = CIFAR10.shape
+    _, height, width = Cifar10.record
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
             pixels = np.asarray(image.convert("RGB"), np.uint8) if image.size == (width, height) else None
@@ -89,7 +96,7 @@ def read_cache(path: Path | None) -> Arrays | None:
     arrays = cache.read(path, [f"{half}_{part}" for half in HALVES for part in "xy"])
     if arrays is None:
         return None
-    shape = CIFAR10.shape
+    shape = Cifar10.record
     whole = all(
         arrays[f"{half}_x"].shape == (size, *shape) and arrays[f"{half}_y"].shape == (size,)
         for half, size in SIZES.items()

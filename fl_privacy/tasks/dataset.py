@@ -60,6 +60,22 @@ class DataSet(Model):
         raise DataError(f"{type(self).__name__}: has no sites of its own; use partition iid or dirichlet")
 
 
+class Benchmark(DataSet):
+    """A public data set of known size, to compare methods on."""
+
+    record: ClassVar[tuple[int, ...]] = ()
+    labels: ClassVar[int] = 0
+    pooled: ClassVar[bool] = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.record
+
+    @property
+    def classes(self) -> int:
+        return self.labels
+
+
 OURS = {
     "digits": "digits:Digits",
     "mnist": "mnist:Mnist",

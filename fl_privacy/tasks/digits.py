@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
-from fl_privacy.tasks.catalog import DIGITS
 from fl_privacy.tasks.data import Dataset, Split
+from fl_privacy.tasks.dataset import Benchmark
 
 HELD_OUT = 5
 BRIGHTEST = 16
 
 
-def load(data_dir: Path | None = None) -> Split:
-    """1,438 training and 359 held-out digits, scaled to 0..1; `data_dir` is not needed."""
-    table = bundled()
-    x = (table[:, :-1] / np.float32(BRIGHTEST)).reshape(-1, *DIGITS.shape)
-    y = table[:, -1].astype(np.int64)
-    test = every_fifth(y)
-    return Split(Dataset(x[~test], y[~test]), Dataset(x[test], y[test]), DIGITS.classes, DIGITS.shape)
+class Digits(Benchmark):
+    """1,438 training and 359 held-out digits, scaled to 0..1."""
+
+    needs_data: ClassVar[bool] = False
+    record: ClassVar[tuple[int, ...]] = (1, 8, 8)
+    labels: ClassVar[int] = 10
+    train: ClassVar[int] = 1438
+
+    def load(self, folder: Path | None = None) -> Split:
+        table = bundled()
+        x = (table[:, :-1] / np.float32(BRIGHTEST)).reshape(-1, *self.shape)
+        y = table[:, -1].astype(np.int64)
+        test = every_fifth(y)
+        return Split(Dataset(x[~test], y[~test]), Dataset(x[test], y[test]), self.classes, self.shape)
 
 
 def bundled() -> NDArray[np.float32]:

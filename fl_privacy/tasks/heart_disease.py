@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import files
-from fl_privacy.tasks.catalog import HEART_DISEASE
-from fl_privacy.tasks.data import Dataset, Split, pool
+from fl_privacy.tasks.data import Dataset, Parts, Split, pool
+from fl_privacy.tasks.dataset import Benchmark
 
 SUMS = {
     "cleveland": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
@@ -26,12 +27,26 @@ TRAIN_FRACTION = 0.66
 SPLIT_SEED = 43
 
 
-def load(data_dir: Path | None = None) -> Split:
-    """486 training and 254 held-out patients; `site` is the centre."""
-    entry = HEART_DISEASE
-    halves = [prepare(read_centre(data_dir, name), site) for site, name in enumerate(entry.sites)]
-    train, test = (pool([half[i] for half in halves]) for i in (0, 1))
-    return Split(train, test, entry.classes, entry.shape, entry.sites)
+class HeartDisease(Benchmark):
+    """486 training and 254 held-out patients of four centres; a site needs only its own centre's file."""
+
+    own_sites: ClassVar[bool] = True
+    record: ClassVar[tuple[int, ...]] = (13,)
+    labels: ClassVar[int] = 2
+    sites: ClassVar[tuple[str, ...]] = tuple(SUMS)
+    train: ClassVar[int] = 486
+
+    @property
+    def preprocessing(self) -> str:
+        return "local"
+
+    def load(self, folder: Path | None) -> Split:
+        centres = [self.of_site(name, folder) for name in self.sites]
+        train, test = pool([centre.train for centre in centres]), pool([centre.held_out for centre in centres])
+        return Split(train, test, self.classes, self.shape, self.sites)
+
+    def of_site(self, site: str, folder: Path | None) -> Parts:
+        return prepare(read_centre(folder, site), self.sites.index(site))
 
 
 def read_centre(data_dir: Path | None, centre: str) -> str:
@@ -43,14 +58,14 @@ def read_centre(data_dir: Path | None, centre: str) -> str:
     return content.decode("ascii")
 
 
-def prepare(text: str, site: int) -> tuple[Dataset, Dataset]:
+def prepare(text: str, site: int) -> Parts:
     """One centre's training and held-out patients, scaled by the statistics of its own training patients."""
     rows = complete_rows(text)
     y = (rows[:, -1] > 0).astype(np.int64)
     train = training_rows(y)
     x = standardise(encode(rows), train)
     centre = np.full(len(y), site, dtype=np.int64)
-    return Dataset(x[train], y[train], centre[train]), Dataset(x[~train], y[~train], centre[~train])
+    return Parts(Dataset(x[train], y[train], centre[train]), Dataset(x[~train], y[~train], centre[~train]))
 
 
 def complete_rows(text: str) -> NDArray[np.float64]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 import numpy as np
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import cache, files, load as electricity
-from fl_privacy.tasks.catalog import LCL, LCL_HOUSEHOLDS, LCL_WINDOWS
-from fl_privacy.tasks.data import Split
+from fl_privacy.tasks.data import Dataset, Parts, Split
+from fl_privacy.tasks.dataset import Benchmark
 from fl_privacy.tasks.load import Columns, Plan, Readings
 
 ARCHIVE = "lcl_2013_60households.tar.xz"
@@ -18,22 +19,55 @@ CONTENT = "c30372d4f3c30df3fe856826ef1c9a28f89220addcf24b4f29e4cde46efc07eb"
 COLUMNS = Columns("LCLid", "tstp", "energy(kWh/hh)")
 START = np.datetime64("2013-01-01T00:00", "ns")
 STEPS = 365 * 48
+# Four of the first 44 are unusable: MAC000008, 16 and 28 lack months, and 37 uses nothing in 99 of 100 half-hours.
+HOUSEHOLDS = tuple(f"MAC{number:06d}" for number in range(2, 46) if number not in (8, 16, 28, 37))
+WINDOWS = 5
 # 73 days per window, of which the last 15 are held out.
-PLAN = Plan(windows=LCL_WINDOWS, length=48, stride=7, held_out=15 * 48)
+PLAN = Plan(windows=WINDOWS, length=48, stride=7, held_out=15 * 48)
 
 
-def load(data_dir: Path | None = None) -> Split:
+class Lcl(Benchmark):
     """The records of 200 sites, each a household in one of five windows of the year."""
-    members, _ = sides(readings(data_dir))
-    made = electricity.split(members, PLAN)
-    if made.sites != LCL.sites:
-        raise DataError(f"lcl: the files give {len(made.sites)} sites, not {len(LCL.sites)}; get them again")
-    return made
+
+    own_sites: ClassVar[bool] = True
+    record: ClassVar[tuple[int, ...]] = (PLAN.length, electricity.FEATURES)
+    # Window by window, so the first 40 sites are 40 different households.
+    sites: ClassVar[tuple[str, ...]] = tuple(f"{name.lower()}-w{w}" for w in range(WINDOWS) for name in HOUSEHOLDS)
+    train: ClassVar[int] = 78_129
+    attacker: ClassVar[str | None] = "fl_privacy.tasks.lcl_attacker:FACTS"
+
+    @property
+    def preprocessing(self) -> str:
+        return "local"
+
+    def load(self, folder: Path | None) -> Split:
+        members, _ = sides(readings(folder))
+        made = electricity.split(members, PLAN)
+        if made.sites != self.sites:
+            raise DataError(f"lcl: the files give {len(made.sites)} sites, not {len(self.sites)}; get them again")
+        return made
+
+    def of_site(self, site: str, folder: Path | None) -> Parts:
+        """From the household's own CSV file if the folder has it, else from the archive of all."""
+        name, number = site.rpartition("-")[0].upper(), self.sites.index(site)
+        made = electricity.split(household(folder, name).take([name]), PLAN)
+        here = made.sites.index(site)
+        train, held_out = (half.take(np.flatnonzero(half.site == here)) for half in (made.train, made.test))
+        return Parts(*(Dataset(half.x, half.y, np.full(len(half), number)) for half in (train, held_out)))
+
+
+def household(folder: Path | None, name: str) -> Readings:
+    """The readings of one household, or of all where they come as one archive."""
+    file = files.folder(folder, "lcl") / "lcl" / f"{name}.csv"
+    if not file.exists():
+        return readings(folder)
+    content = files.read(folder, "lcl", file.name)
+    return electricity.on_grid([electricity.read_csv(content, COLUMNS, f"lcl: {file.name}")], START, STEPS)
 
 
 def sides(found: Readings) -> tuple[Readings, Readings]:
     """The households of the federation, and the others."""
-    return found.take(LCL_HOUSEHOLDS), found.take([name for name in found.households if name not in LCL_HOUSEHOLDS])
+    return found.take(HOUSEHOLDS), found.take([name for name in found.households if name not in HOUSEHOLDS])
 
 
 def readings(data_dir: Path | None = None) -> Readings:

@@ -10,9 +10,8 @@ import numpy as np
 
 from fl_privacy.tasks import load as electricity
 from fl_privacy.tasks.attacker import Auxiliary, Facts, Ints, parts
-from fl_privacy.tasks.catalog import LCL, LCL_HOUSEHOLDS
 from fl_privacy.tasks.data import Dataset, Split
-from fl_privacy.tasks.lcl import PLAN, readings, sides
+from fl_privacy.tasks.lcl import HOUSEHOLDS, PLAN, Lcl, readings, sides
 from fl_privacy.tasks.load import Readings
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Households:
 
     def groups(self, federation: Federation) -> Ints:
         """Sites are a household in a window of the year: the same household comes again in the next window."""
-        return np.arange(len(federation.sites)) % len(LCL_HOUSEHOLDS)
+        return np.arange(len(federation.sites)) % len(HOUSEHOLDS)
 
 
 FACTS: Facts = Households()
@@ -56,7 +55,7 @@ def outsiders(data_dir: Path | None = None) -> tuple[Split, Ints]:
 def members(data_dir: Path | None = None) -> Ints:
     """The behaviour of every site of the federation, in their order."""
     inside, others = sides(readings(data_dir))
-    return labels(LCL.sites, inside, others)
+    return labels(Lcl.sites, inside, others)
 
 
 def labels(sites: tuple[str, ...], households: Readings, others: Readings) -> Ints:

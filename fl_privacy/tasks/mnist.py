@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import zlib
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import files
-from fl_privacy.tasks.catalog import MNIST
 from fl_privacy.tasks.data import Dataset, Split, scale
+from fl_privacy.tasks.dataset import Benchmark
 
 # Checksums of the unpacked files: mirrors repack them, so the checksums of the .gz files differ.
 SUMS = {
@@ -23,15 +24,21 @@ SUMS = {
 IMAGES_HEADER, LABELS_HEADER = 16, 8
 
 
-def load(data_dir: Path | None = None) -> Split:
+class Mnist(Benchmark):
     """60,000 training and 10,000 held-out images, scaled to 0..1."""
-    return Split(_half(data_dir, "train"), _half(data_dir, "t10k"), MNIST.classes, MNIST.shape)
+
+    record: ClassVar[tuple[int, ...]] = (1, 28, 28)
+    labels: ClassVar[int] = 10
+    train: ClassVar[int] = 60_000
+
+    def load(self, folder: Path | None) -> Split:
+        return Split(_half(folder, "train"), _half(folder, "t10k"), self.classes, self.shape)
 
 
 def _half(data_dir: Path | None, half: str) -> Dataset:
     pixels = np.frombuffer(unpack(data_dir, f"{half}-images-idx3-ubyte"), np.uint8, offset=IMAGES_HEADER)
     labels = np.frombuffer(unpack(data_dir, f"{half}-labels-idx1-ubyte"), np.uint8, offset=LABELS_HEADER)
-    return Dataset(scale(pixels.reshape(-1, *MNIST.shape)), labels.astype(np.int64))
+    return Dataset(scale(pixels.reshape(-1, *Mnist.record)), labels.astype(np.int64))
 
 
 def unpack(data_dir: Path | None, name: str) -> bytes:
