@@ -1,7 +1,8 @@
 """The federation as YAML: the only source of truth for every process and engine."""
 
 from fl_privacy.choices import Model
-from fl_privacy.config.federation import Address, Federation, Hosts, Partition, Site, Task, Training, schema
+from fl_privacy.config.federation import Address, Federation, Hosts, Site, schema
+from fl_privacy.config.task import Partition, Task, Training
 from fl_privacy.reading import NAME
 from fl_privacy.routes.server import ServerRoute
 from fl_privacy.routes.shards import ShardsRoute

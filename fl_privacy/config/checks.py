@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fl_privacy.tasks.catalog import TASKS, fits
+from fl_privacy.tasks.catalog import MODELS
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -49,18 +49,23 @@ def _budgets(f: Federation) -> Iterator[str]:
 
 
 def _task(f: Federation) -> Iterator[str]:
-    dataset, kind = f.task.dataset, f.task.partition.kind
-    centres = TASKS.get(dataset).sites
-    if not fits(dataset, f.task.model):
-        yield f"task.model: {f.task.model!r} does not fit the {dataset} data; use mlp"
-    if f.task.hidden is not None and f.task.model != "mlp":
-        yield f"task.hidden: only the mlp has hidden widths, and task.model is {f.task.model!r}; remove it"
-    if kind == "by-site" and not centres:
-        yield f"task.partition.kind: {dataset} has no sites of its own; use iid or dirichlet"
-    if kind == "by-site" and len(f.sites) > len(centres):
-        yield f"sites: {dataset} by-site has {len(centres)}, not {len(f.sites)}; use at most {len(centres)}"
-    if kind == "dirichlet" and TASKS.get(dataset).forecast:
-        yield f"task.partition.kind: {dataset} has no classes to skew; use by-site or iid"
+    if f.task.is_own:
+        return
+    task, data = f.task, f.task.data_set
+    kind, centres = task.partition.kind, data.sites
+    if not MODELS[task.model].take(data.shape, data.classes):
+        yield f"task.model: {task.model!r} does not fit the {task.dataset} data; use mlp"
+    if task.hidden is not None and task.model != "mlp":
+        yield f"task.hidden: only the mlp has hidden widths, and task.model is {task.model!r}; remove it"
+    if kind == "by-site" and not data.own_sites:
+        yield f"task.partition.kind: {task.dataset} has no sites of its own; use iid or dirichlet"
+    if kind in ("iid", "dirichlet") and not data.pooled:
+        yield f"task.partition.kind: {kind} deals out a benchmark, and {task.dataset} is read at each site; use by-site"
+    if task.by_site and centres and len(f.sites) > len(centres):
+        yield f"sites: {task.dataset} by-site has {len(centres)}, not {len(f.sites)}; use at most {len(centres)}"
+    if kind == "dirichlet" and not data.classes:
+        yield f"task.partition.kind: {task.dataset} has no classes to skew; use by-site or iid"
+    yield from data.problems(f)
 
 
 def _hosts(f: Federation) -> Iterator[str]:

@@ -16,6 +16,7 @@ from fl_privacy.choices import Chosen, Model
 from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.combine.rules import RULES, FedAvg, Rule
 from fl_privacy.config.checks import problems
+from fl_privacy.config.task import Task, with_code
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.errors import ConfigError
 from fl_privacy.reading import NAME, mapping, text_of, validated
@@ -24,7 +25,6 @@ from fl_privacy.routes.base import Route
 from fl_privacy.routes.shuffler import ShufflerRoute
 from fl_privacy.steps import STEPS
 from fl_privacy.steps.base import Off, Privatise, Step
-from fl_privacy.tasks.catalog import TASKS
 
 ADDRESS = r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):[0-9]{1,5}$"
 MAX_SITES = 10_000
@@ -56,53 +56,6 @@ class Site(Model):
     def tier(self) -> str:
         """The privacy label of the site's updates: its budget, which says nothing about its number of records."""
         return "" if self.budget is None else f"{self.budget:g}"
-
-
-class Partition(Model):
-    """How a pooled data set is split among the sites."""
-
-    kind: Literal["iid", "dirichlet", "by-site"] = "iid"
-    alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
-
-    @property
-    def by_site(self) -> bool:
-        """The data set's own sites keep their records."""
-        return self.kind == "by-site"
-
-
-class Training(Model):
-    """Local training in one round."""
-
-    epochs: int = Field(5, ge=1, le=1000)
-    batch_size: int = Field(16, ge=1, le=65536)
-    lr: float = Field(0.1, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
-
-
-class Task(Model):
-    """What the federation learns."""
-
-    dataset: str = Field(
-        "digits",
-        description="also one that an installed package adds",
-        json_schema_extra={"anyOf": [{"enum": [*TASKS.ours()]}, {"type": "string"}]},
-    )
-    model: Literal["mlp", "lenet5", "cnn", "mobilecnn", "lstm", "own"] = Field(
-        "mlp", description="`own`: the model that the data set brings"
-    )
-    hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] | None = Field(
-        None, max_length=8, description="hidden layer widths of the mlp; default: the model's own"
-    )
-    partition: Partition = Partition()
-    train: Training = Training()
-
-    @field_validator("dataset")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in TASKS:
-            raise ValueError(f"unknown; use one of {', '.join(TASKS)}")
-        return name
 
 
 class Hosts(Model):
@@ -195,21 +148,21 @@ class Federation(Model):
     @classmethod
     def load(cls, path: str | Path) -> Federation:
         """Read and validate a YAML file. An error is one line with field, value, reason and fix."""
-        return cls.parse(text_of(path), str(path))
+        return cls.parse(text_of(path), str(path), Path(path).parent)
 
     @classmethod
-    def parse(cls, text: str, source: str = "config") -> Federation:
-        """Validate YAML text."""
-        return validated(cls, mapping(text, source), source)
+    def parse(cls, text: str, source: str = "config", folder: Path = Path()) -> Federation:
+        """Validate YAML text; a task's code is read from `folder`."""
+        return validated(cls, with_code(mapping(text, source), folder), source)
 
     def to_yaml(self) -> str:
-        """The whole federation with defaults filled in, as every process of a run reads it."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        """The whole federation with defaults and the task's code filled in, as every process of a run reads it."""
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
     @property
     def digest(self) -> str:
         """SHA-256 of what all parties must agree on; excludes each site's data folder, device and policy."""
-        values = self.model_dump(mode="json", exclude={"hosts"})
+        values = self.model_dump(mode="json", exclude={"hosts": True, "task": {"code", "source"}})
         agreed = {"name", "epsilon", "epsilon_total"}
         values["sites"] = [site.model_dump(include=agreed) for site in self.sites]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -255,6 +208,17 @@ class Federation(Model):
         """Rounds started by one Flower message."""
         auto = self.rounds if self.route.long_tickets else 1
         return auto if self.rounds_per_message == "auto" else self.rounds_per_message
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines, such as a task's code, so that people can read them."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
 
 
 def schema() -> dict[str, Any]:

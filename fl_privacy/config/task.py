@@ -1,0 +1,133 @@
+"""`task:` in a federation's YAML: a data set with a model of ours, or a task of your own."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fl_privacy.choices import Model
+from fl_privacy.errors import ConfigError
+from fl_privacy.reading import text_of, validated
+from fl_privacy.tasks.catalog import MODELS
+from fl_privacy.tasks.dataset import DATASETS, DataSet
+
+LONGEST_CODE = 2**20  # characters
+OURS_ONLY = ("dataset", "model", "hidden", "partition")
+
+
+class Partition(Model):
+    """How a data set is split among the sites."""
+
+    kind: Literal["iid", "dirichlet", "by-site", "auto"] = Field(
+        "auto", description="auto: by-site where every site has data of its own, else iid"
+    )
+    alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
+
+
+class Training(Model):
+    """Local training in one round."""
+
+    epochs: int = Field(5, ge=1, le=1000)
+    batch_size: int = Field(16, ge=1, le=65536)
+    lr: float = Field(0.1, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class Task(Model):
+    """What the federation learns: `dataset` and `model`, or `code`, or `name`."""
+
+    code: str | None = Field(None, max_length=4096, description="a Python file with a Task class, beside the config")
+    name: str | None = Field(None, description="a task that an installed package adds")
+    options: dict[str, Any] = Field({}, description="settings of the data set or of your task")
+    dataset: str = Field(
+        "digits",
+        description="a data set of ours, or one that an installed package adds",
+        json_schema_extra={"anyOf": [{"enum": [*DATASETS.ours()]}, {"type": "string"}]},
+    )
+    model: str = Field("mlp", json_schema_extra={"enum": [*MODELS]})
+    hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] | None = Field(
+        None, max_length=8, description="hidden layer widths of the mlp; default: the model's own"
+    )
+    partition: Partition = Partition()
+    train: Training = Training()
+    records: int | None = Field(None, ge=1, description="training records of an average site, for `plan`")
+    source: str | None = Field(None, max_length=LONGEST_CODE, description="filled in: the text of `code`")
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="filled in: the digest of the task's code")
+
+    @field_validator("dataset")
+    @classmethod
+    def _known_data(cls, name: str) -> str:
+        if name not in DATASETS:
+            raise ValueError(f"unknown; use one of {', '.join(DATASETS)}, or your own task with code: task.py")
+        return name
+
+    @field_validator("model")
+    @classmethod
+    def _known_model(cls, name: str) -> str:
+        if name not in MODELS:
+            raise ValueError(f"unknown; use one of {', '.join(MODELS)}, or your own task with code: task.py")
+        return name
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Task:
+        if self.code is not None and self.name is not None:
+            raise ValueError("task: has both code and name; remove one")
+        if self.is_own:
+            for field in OURS_ONLY:
+                if field in self.model_fields_set and getattr(self, field) != type(self).model_fields[field].default:
+                    raise ValueError(f"task.{field}: your own task brings its data and its model; remove it")
+        if self.source is not None and self.sha256 != digest_of(self.source):
+            raise ValueError("task.source: does not have the digest in task.sha256; use the files as they were written")
+        if not self.is_own:
+            _ = self.data_set  # its options are checked now
+        return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the task is somebody's code, which a site must accept before it runs it."""
+        return self.code is not None or self.name is not None
+
+    @cached_property
+    def data_set(self) -> DataSet:
+        """The data set with its options; only if the task is not somebody's own."""
+        try:
+            return validated(DATASETS.get(self.dataset), self.options, "task.options")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    @property
+    def by_site(self) -> bool:
+        """Every site has its own records, and the server has none."""
+        if self.is_own:
+            return True
+        asked = self.partition.kind
+        return asked == "by-site" or (asked == "auto" and not self.data_set.pooled)
+
+    @property
+    def label(self) -> str:
+        """What policies and reports call it."""
+        return self.name or self.code or self.dataset
+
+
+def digest_of(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def with_code(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A config as it was written, with the text of the code file beside it and its digest."""
+    task = values.get("task")
+    if not isinstance(task, dict) or task.get("source") is not None:
+        return values
+    if isinstance(task.get("code"), str):
+        source = text_of(folder / task["code"], "task.code")
+        return values | {"task": task | {"source": source, "sha256": digest_of(source)}}
+    if isinstance(task.get("name"), str) and task.get("sha256") is None:
+        from fl_privacy.tasks.installed import digest
+
+        return values | {"task": task | {"sha256": digest(task["name"])}}
+    return values

@@ -1,0 +1,67 @@
+"""The task of a config that names a data set and a model of ours."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fl_privacy.tasks import models
+from fl_privacy.tasks.data import Dataset, Parts, Split, pool
+from fl_privacy.tasks.dataset import DataSet
+from fl_privacy.tasks.partition import deal_iid, partition
+from fl_privacy.tasks.task import Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fl_privacy.config import Federation
+
+HELD_OUT = 0x484F_4C44  # separates the stream that deals out held-out records from others of the same seed
+
+
+@lru_cache(maxsize=2)
+def load(data: DataSet, folder: Path | None) -> Split:
+    """A benchmark's files are read once for all sites of a process (hundreds in simulation)."""
+    return data.load(folder)
+
+
+class Standard(Task):
+    """A data set and a model by name."""
+
+    def __init__(self, federation: Federation) -> None:
+        super().__init__()
+        self._federation, self.dataset = federation, federation.task.data_set
+        self.preprocessing = self.dataset.preprocessing  # type: ignore[misc]
+
+    def model(self) -> nn.Module:
+        chosen, data = self._federation.task, self.dataset
+        return models.build(chosen.model, data.shape, data.classes, self._federation.seed, chosen.hidden)
+
+    def data(self, site: str, folder: Path | None) -> Parts:
+        """A site's own records from its own folder; or its share of a benchmark, for experiments."""
+        number = self._federation.site_names.index(site)
+        if self._federation.task.by_site:
+            centres = self.dataset.sites
+            known = site if site in centres or not centres else centres[number]
+            return self.dataset.of_site(known, folder)
+        split = load(self.dataset, folder)
+        held_out = np.sort(self._dealt(len(split.test))[number])
+        return Parts(split.train.take(self._partition(split)[number]), split.test.take(held_out))
+
+    def held_out(self, folder: Path | None) -> Dataset:
+        """All held-out records, where whoever evaluates has the data of all sites."""
+        if self._federation.task.by_site:
+            return pool([self.data(site, folder).held_out for site in self._federation.site_names])
+        return load(self.dataset, folder).test
+
+    def _partition(self, split: Split) -> list[np.ndarray]:
+        chosen, train = self._federation.task.partition, split.train
+        kind = "iid" if chosen.kind == "auto" else chosen.kind
+        return partition(train.y, len(self._federation.sites), kind, self._federation.seed, chosen.alpha, train.site)
+
+    def _dealt(self, count: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(np.random.SeedSequence([HELD_OUT, self._federation.seed]))
+        return deal_iid(count, len(self._federation.sites), rng)
