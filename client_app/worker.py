@@ -20,6 +20,7 @@ from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, operations, serve as serve_metrics
 from fl_privacy.routes.base import Ticket
+from fl_privacy.tasks import accepted
 from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.stream import data_bytes
 
@@ -41,6 +42,7 @@ def main() -> int:
         federation = Federation.load(options.config)
         terms = policy_of(federation, options.site)
         log("policy", **terms)
+        accepted.check(federation, options.state, tuple(terms.get("code", ())))
         keys, folders = Keyring(options.keys), (options.data_dir, options.truth, options.state)
         facts = {"log": log, "metrics": metrics, "policy": terms["sha256"]}
         site = Site(federation, options.site, keys, options.middleware, *folders, **facts)

@@ -93,7 +93,7 @@ def check(audit: Audit, data_dir: Path | None) -> None:
     """Every attack and every data set is there before the first run starts."""
     for name in {name for job in audit.jobs for name in job.attacks}:
         attacks.known(name)
-    federations = {job.federation.task.dataset: job.federation for job in audit.jobs}
+    federations = {job.federation.task.label: job.federation for job in audit.jobs}
     bad = [found for f in federations.values() if not (found := checks.data(f, data_dir)).ok]
     if bad:
         raise LaunchError("; ".join(f"{found.detail}; {found.fix}" for found in bad))

@@ -17,7 +17,7 @@ from fl_privacy.tasks.workload import model_of, recipe_of
 
 def gather(federation: Federation, data_dir: Path | None) -> Auxiliary:
     """What the attacker has for this federation's task."""
-    return facts_of(federation.task.dataset).auxiliary(federation, data_dir, federation.seed)
+    return facts_of(federation).auxiliary(federation, data_dir, federation.seed)
 
 
 class Trainer:

@@ -84,7 +84,7 @@ class Truth:
 
     @property
     def _facts(self) -> Facts:
-        return facts_of(self.federation.task.dataset)
+        return facts_of(self.federation)
 
     def _witness(self, round: int) -> Witness:
         """The party whose record of the round says whose each row is."""

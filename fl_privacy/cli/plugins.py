@@ -12,7 +12,8 @@ from fl_privacy.registry import Registry, resolve
 from .common import Json, app, out, say
 
 REGISTRIES = (
-    "fl_privacy.tasks.catalog:TASKS",
+    "fl_privacy.tasks.task:TASKS",
+    "fl_privacy.tasks.dataset:DATASETS",
     "fl_privacy.steps:STEPS",
     "fl_privacy.routes:ROUTES",
     "fl_privacy.combine.rules:RULES",

@@ -27,7 +27,8 @@ class Policy(BaseModel):
     epsilon: float = Field(gt=0, description="largest budget over all rounds of all runs")
     delta: float = Field(1e-5, gt=0, lt=1)
     routes: tuple[str, ...] = ("shuffler", "shards")
-    tasks: tuple[str, ...] = Field(description="data sets that may be trained on")
+    tasks: tuple[str, ...] = Field(description="data sets and tasks that may be trained on, by name")
+    code: tuple[str, ...] = Field((), description="SHA-256 of task code that may run here without being accepted")
     noise: bool = Field(True, description="whether updates must be privatised")
     audit: bool = Field(False, description="whether clean updates may be recorded, to score attacks")
     units: tuple[str, ...] = Field(("site",), description="allowed units: the whole site, or single records")
@@ -56,7 +57,7 @@ class Policy(BaseModel):
             raise PolicyError(f"policy: {at} is more than the {most:g} allowed here")
 
     def _problems(self, federation: Federation, site: Site) -> Iterator[str]:
-        route, task, unit = federation.route.kind, federation.task.dataset, federation.unit
+        route, task, unit = federation.route.kind, federation.task.label, federation.unit
         if route not in self.routes:
             yield f"route {route!r} is not allowed here; allowed: {', '.join(self.routes)}"
         if task not in self.tasks:

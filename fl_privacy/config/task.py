@@ -16,6 +16,7 @@ from fl_privacy.tasks.catalog import MODELS
 from fl_privacy.tasks.dataset import DATASETS, DataSet
 
 LONGEST_CODE = 2**20  # characters
+GUESS = 1000  # training records of a site, where nobody said how many
 OURS_ONLY = ("dataset", "model", "hidden", "partition")
 
 
@@ -107,6 +108,18 @@ class Task(Model):
             return True
         asked = self.partition.kind
         return asked == "by-site" or (asked == "auto" and not self.data_set.pooled)
+
+    def centre(self, site: str, number: int) -> str:
+        """Which of the data's own sites a site of the federation is: the one of its name, or by position."""
+        centres = self.data_set.sites
+        return site if site in centres or not centres else centres[number]
+
+    def typical_records(self, sites: int) -> int:
+        """The training records of an average site: as stated, or as a benchmark has them; else a guess."""
+        if self.records is not None or self.is_own or not self.data_set.train:
+            return self.records or GUESS
+        shares = len(self.data_set.sites) if self.by_site else sites
+        return max(1, self.data_set.train // shares)
 
     @property
     def label(self) -> str:

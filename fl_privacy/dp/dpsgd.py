@@ -13,36 +13,41 @@ from fl_privacy.dp.per_record import gradients, trainable
 from fl_privacy.dp.sampled import Plan, Private
 from fl_privacy.errors import FederationError
 from fl_privacy.tasks.data import Dataset
-from fl_privacy.tasks.train import Recipe, Sgd, few_threads, loss_of, place
+from fl_privacy.tasks.train import How, Loss, Recipe, few_threads, loss_of, place
 
 MOST_NUMBERS = 2**24  # gradient entries held at once: a large Poisson batch is processed in parts
 BELOW = 1 - 1e-6  # rounded down slightly: the norm of a float32 gradient must not exceed the bound
 
 
-def fit(model: nn.Module, data: Dataset, recipe: Recipe, private: Private, device: str = "cpu") -> None:
+def fit(
+    model: nn.Module, data: Dataset, recipe: Recipe, private: Private, device: str = "cpu", how: How | None = None
+) -> None:
     """Train the model in place. Every step derives its own keys for the batch and the noise."""
     if not len(data):
         raise FederationError("data: a site has no records to train on; use fewer sites or another partition")
     x, y = place(model, data, device)
-    optimiser = Sgd(trainable(model), recipe)
+    how = how or How()
+    optimiser = how.optimiser(trainable(model), recipe)
     model.train()
     with few_threads(model), torch.backends.cudnn.flags(enabled=False):
         for step in range(private.plan.steps):
             sample, noise = (keys.derive(private.key, "dpsgd", step, "", use) for use in ("sample", "noise"))
             rows = torch.from_numpy(poisson_sample(len(y), private.plan.rate, sample)).to(x.device)
-            total = clipped_sum(model, x[rows], y[rows], private.plan.clip)
+            # Record by record: nothing that a task does to a batch may mix its records.
+            batch = torch.cat([how.augment(x[row : row + 1]) for row in rows]) if how.changes and len(rows) else x[rows]
+            total = clipped_sum(model, batch, y[rows], private.plan.clip, how.loss)
             optimiser.step(noisy_mean(total, private.plan, noise))
 
 
-def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, bound: float) -> list[Tensor]:
+def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, bound: float, loss: Loss = loss_of) -> list[Tensor]:
     """The sum of all records' gradients, each clipped to norm `bound` over the whole model; 0 for an empty batch."""
     weights = trainable(model)
     if math.isinf(bound) and len(y):
-        return list(torch.autograd.grad(loss_of(model(x), y, "sum"), weights))
+        return list(torch.autograd.grad(loss(model(x), y, "sum"), weights))
     total = [torch.zeros_like(weight).flatten() for weight in weights]
     size = max(1, MOST_NUMBERS // sum(weight.numel() for weight in weights))
     for first in range(0, len(y), size):
-        found = gradients(model, x[first : first + size], y[first : first + size])
+        found = gradients(model, x[first : first + size], y[first : first + size], loss)
         # A gradient that overflows counts as 0: one record must not be able to fail the round.
         each = [g.detach().flatten(1).nan_to_num(0.0, 0.0, 0.0) for g in found]
         norms = torch.stack([torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in each]).norm(dim=0)

@@ -6,14 +6,16 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import linear
 
 from fl_privacy.errors import FederationError
+from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.models import Lstm
-from fl_privacy.tasks.train import few_threads, loss_of
+from fl_privacy.tasks.train import Loss, few_threads, loss_of
 
 PROBES = 4  # records in the self-test
 AGREE = 1e-8  # far above the float64 rounding of a deep model, far below the effect of a neighbouring record
@@ -24,22 +26,22 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 
-def gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+def gradients(model: nn.Module, x: Tensor, y: Tensor, loss: Loss = loss_of) -> list[Tensor]:
     """For each trainable weight, the gradient of every record's own loss, one row per record."""
-    return PATHS.get(type(model), _vectorised)(model, x, y)
+    return PATHS.get(type(model), _vectorised)(model, x, y, loss)
 
 
-def _vectorised(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
+def _vectorised(model: Any, x: Tensor, y: Tensor, of: Loss) -> list[Tensor]:
     """For any model: each record is a batch of one."""
     weights = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
     def loss(weights: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
-        return loss_of(functional_call(model, weights, (record[None],)), label[None], "sum")
+        return of(functional_call(model, weights, (record[None],)), label[None], "sum")
 
     return list(vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y).values())
 
 
-def _lstm(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
+def _lstm(model: Any, x: Tensor, y: Tensor, of: Loss) -> list[Tensor]:
     """Four times as fast as vectorising nn.LSTM, which sums one matrix per record at every step of the series.
 
     With a_t = W x_t + U h_(t-1) + b, a record's gradients are the sums of da_t x_t^T, da_t h_(t-1)^T and da_t.
@@ -49,7 +51,7 @@ def _lstm(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
     inputs = linear(series, layer.weight_ih_l0, layer.bias_ih_l0 + layer.bias_hh_l0).detach().requires_grad_()
     before, last = _unrolled(inputs, layer.weight_hh_l0.detach())
     outputs = linear(last, head.weight.detach(), head.bias.detach())
-    inner, outer = torch.autograd.grad(loss_of(outputs, y, "sum"), [inputs, outputs])
+    inner, outer = torch.autograd.grad(of(outputs, y, "sum"), [inputs, outputs])
     bias = inner.sum(dim=1)
     by_input, by_state = inner.transpose(1, 2) @ series, inner.transpose(1, 2) @ before
     return [by_input, by_state, bias, bias, outer.unsqueeze(2) * last.detach().unsqueeze(1), outer]
@@ -67,35 +69,39 @@ def _unrolled(inputs: Tensor, recurrent: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(before, dim=1), hidden
 
 
-PATHS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], list[Tensor]]] = {Lstm: _lstm}
+PATHS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Loss], list[Tensor]]] = {Lstm: _lstm}
 
 
-def check(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+def check(model: nn.Module, data: Dataset, loss: Loss = loss_of) -> None:
     """Raise if records of a batch influence each other, or if the gradients here are not per-record gradients."""
     _check_layers(model)
     probe = copy.deepcopy(model).double().cpu().train()
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(PROBES, *shape, generator=generator, dtype=torch.float64)
-    y = torch.randint(classes, (PROBES,), generator=generator) if classes else x.flatten(1).sum(dim=1)
+    rows = np.arange(PROBES) % len(data)
+    x, y = torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows])
+    if x.is_floating_point():  # the same shape, but surely different from each other
+        x = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    if y.is_floating_point():
+        y = torch.randn(y.shape, generator=generator, dtype=torch.float64)
     with few_threads(model):
         try:
-            problem = _problem(probe, x, y)
+            problem = _problem(probe, x, y, loss)
         except (RuntimeError, ValueError) as error:
             problem = f"does not accept single records ({str(error).strip().splitlines()[0]})"
     if problem:
         raise FederationError(f"task.model: {problem}; {FIX}")
 
 
-def _problem(model: nn.Module, x: Tensor, y: Tensor) -> str:
+def _problem(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> str:
     """The problem found by running the model, or an empty string."""
     state = [buffer.clone() for buffer in model.buffers()]
-    apart = [_alone(model, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]
+    apart = [_alone(model, x[i : i + 1], y[i : i + 1], loss) for i in range(len(y))]
     together = model(x)
     if any(not torch.equal(*pair) for pair in zip(state, model.buffers(), strict=True)):
         return "stores information about records in its buffers, which get no noise"
     alone = map(torch.stack, zip(*(found for _, found in apart), strict=True))
     same = _agree(together, torch.cat([outputs for outputs, _ in apart]))
-    if same and all(map(_agree, gradients(model, x, y), alone)):
+    if same and all(map(_agree, gradients(model, x, y, loss), alone)):
         return ""
     return "a record's gradient depends on the other records of its batch"
 
@@ -110,10 +116,10 @@ def _check_layers(model: nn.Module) -> None:
             raise FederationError(f"task.model: {type(layer).__name__} {name!r} has no per-record privacy; {FIX}")
 
 
-def _alone(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _alone(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Outputs and gradients of one record, computed with plain autograd."""
     outputs = model(x)
-    return outputs, torch.autograd.grad(loss_of(outputs, y, "sum"), trainable(model))
+    return outputs, torch.autograd.grad(loss(outputs, y, "sum"), trainable(model))
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 from fl_privacy.registry import resolve
-from fl_privacy.tasks.catalog import TASKS
 from fl_privacy.tasks.data import Dataset
+from fl_privacy.tasks.making import task_of
 from fl_privacy.tasks.workload import Workload
 
 if TYPE_CHECKING:
@@ -50,10 +50,13 @@ class ByClass:
     """Records with classes: the attacker has the held-out ones, and an attribute is the class of most records."""
 
     def auxiliary(self, federation: Federation, data_dir: Path | None, seed: int) -> Auxiliary:
-        name, dealt = federation.task.dataset, federation.task.partition
-        if dealt.by_site or TASKS.get(name).forecast:
-            raise DataError(f"task: no auxiliary data for {name!r} by site; use partition iid or dirichlet, or lcl")
-        split = TASKS.get(name).load(data_dir)
+        task, dealt = federation.task, federation.task.partition
+        if task.by_site or not task.data_set.classes:
+            where = f"{task.label!r} by site"
+            raise DataError(
+                f"task: no auxiliary data for {where}; use a benchmark with partition iid or dirichlet, or lcl"
+            )
+        split = task.data_set.load(data_dir)
         size = min(len(split.train) // len(federation.sites), len(split.test))
         alpha = dealt.alpha if dealt.kind == "dirichlet" else None
         return _drawn(split.test, split.classes, size, alpha, seed)
@@ -65,9 +68,10 @@ class ByClass:
         return np.arange(len(federation.sites))
 
 
-def facts_of(dataset: str) -> Facts:
+def facts_of(federation: Federation) -> Facts:
     """Those that the task brings; without any, its sites are taken by class."""
-    own = TASKS.get(dataset).attacker
+    task = federation.task
+    own = task_of(federation).attacker if task.is_own else task.data_set.attacker
     facts: Facts = resolve(own) if own else ByClass()
     return facts
 

@@ -10,10 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import ValidationError
-
 from fl_privacy.errors import ConfigError, FederationError
-from fl_privacy.reading import lines_of
+from fl_privacy.reading import validated
 from fl_privacy.tasks.task import Task
 
 MODULE = "fl_privacy_task"  # the name under which a task's file is imported, once per process and text
@@ -43,11 +41,8 @@ def load(source: str, file: str) -> type[Task]:
 
 def make(kind: type[Task], options: dict[str, Any], file: str) -> Task:
     """The task with its options, validated by its own model."""
-    try:
-        with theirs(file, "Options"):
-            checked = kind.Options.model_validate(options)
-    except ValidationError as error:
-        raise ConfigError(f"task.options: {lines_of(error, kind.Options)}") from None
+    with theirs(file, "Options"):
+        checked = validated(kind.Options, options, "task.options")
     with theirs(file, "__init__"):
         return kind(checked)
 
@@ -57,7 +52,7 @@ def theirs(file: str, what: str) -> Iterator[None]:
     """Report whatever their code raises as an error of theirs, at the last line of their file that was reached."""
     try:
         yield
-    except (FederationError, ValidationError, KeyboardInterrupt):
+    except FederationError:
         raise
     except SyntaxError as error:
         raise TaskError(f"{error.filename or file}:{error.lineno or 0}: {what}: {error.msg}") from None

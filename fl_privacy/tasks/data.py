@@ -18,7 +18,7 @@ Labels = NDArray[np.int64] | NDArray[np.float32]
 class Dataset:
     """Records `x`, labels `y` (float32 for forecasts) and, if the data come from several centres, the centre."""
 
-    x: NDArray[np.float32]
+    x: NDArray[np.float32] | NDArray[np.int64]
     y: Labels
     site: NDArray[np.int64] | None = None
 

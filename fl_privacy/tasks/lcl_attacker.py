@@ -24,13 +24,13 @@ class Households:
     def auxiliary(self, federation: Federation, data_dir: Path | None, seed: int) -> Auxiliary:
         split, behaviour = outsiders(data_dir)
         owned = tuple(split.train.take(np.flatnonzero(split.train.site == s)) for s in range(len(behaviour)))
-        if federation.task.partition.by_site:
+        if federation.task.by_site:
             return Auxiliary(owned, behaviour)
         return _remixed(owned, behaviour, seed)
 
     def attributes(self, federation: Federation, data_dir: Path | None) -> Ints:
         behaviour = members(data_dir)
-        if federation.task.partition.by_site:
+        if federation.task.by_site:
             return behaviour[: len(federation.sites)]
         return _above_median([behaviour[part.site].mean() for part in parts(federation, data_dir)])
 

@@ -44,9 +44,7 @@ class Standard(Task):
         """A site's own records from its own folder; or its share of a benchmark, for experiments."""
         number = self._federation.site_names.index(site)
         if self._federation.task.by_site:
-            centres = self.dataset.sites
-            known = site if site in centres or not centres else centres[number]
-            return self.dataset.of_site(known, folder)
+            return self.dataset.of_site(self._federation.task.centre(site, number), folder)
         split = load(self.dataset, folder)
         held_out = np.sort(self._dealt(len(split.test))[number])
         return Parts(split.train.take(self._partition(split)[number]), split.test.take(held_out))

@@ -28,6 +28,8 @@ class Task:
 
     Options: ClassVar[type[BaseModel]] = NoOptions  # validates `task.options`
     preprocessing: ClassVar[str] = "local"  # `public`: nothing is fitted to a site's own records, as dpsgd demands
+    classes: ClassVar[int | None] = None  # 0: labels are numbers; default: the width of the model's last linear layer
+    attacker: ClassVar[str | None] = None  # module:name of what fl_privacy/tasks/attacker.py calls Facts
 
     def __init__(self, options: Any = None) -> None:
         self.options = options

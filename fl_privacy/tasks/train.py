@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ EVALUATION_BATCH = 1024
 SMALL_MODEL = 1_000_000
 
 Progress = Callable[[int, float], None]
+Loss = Callable[[Tensor, Tensor, str], Tensor]  # (outputs, labels, reduction: none, mean or sum)
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,45 @@ def device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def loss_of(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy for classes, squared error for forecasts."""
+    if labels.is_floating_point():
+        return mse_loss(outputs.squeeze(1), labels, reduction=reduction)
+    return cross_entropy(outputs, labels, reduction=reduction)
+
+
+class Torch:
+    """An optimiser of torch's kind, which a task brings, behind the same step."""
+
+    def __init__(self, weights: Sequence[nn.Parameter], optimiser: Any, recipe: Recipe) -> None:
+        self.weights, self._optimiser, self._proximal = list(weights), optimiser, recipe.proximal
+        self._start = [w.detach().clone() for w in weights] if recipe.proximal else []
+
+    def step(self, gradients: list[Tensor]) -> None:
+        if self._proximal:
+            drift = torch._foreach_sub([w.detach() for w in self.weights], self._start)
+            gradients = list(torch._foreach_add(gradients, drift, alpha=self._proximal))
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            weight.grad = gradient
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+
+
+@dataclass(frozen=True)
+class How:
+    """What a task may bring to local training: a loss, an optimiser and changes to a batch."""
+
+    loss: Loss = loss_of
+    augment: Callable[[Tensor], Tensor] = lambda records: records
+    make_optimiser: Callable[[Sequence[nn.Parameter]], Any] = lambda weights: None
+
+    changes: bool = False  # whether `augment` does anything
+
+    def optimiser(self, weights: Sequence[nn.Parameter], recipe: Recipe) -> Sgd | Torch:
+        made = self.make_optimiser(weights)
+        return Sgd(weights, recipe) if made is None else Torch(weights, made, recipe)
+
+
 @contextmanager
 def few_threads(model: nn.Module) -> Iterator[None]:
     """Use one thread for a small model, then restore the setting.
@@ -117,20 +158,27 @@ def few_threads(model: nn.Module) -> Iterator[None]:
 
 
 def fit(
-    model: nn.Module, data: Dataset, recipe: Recipe, seed: int, device: str = "cpu", progress: Progress | None = None
+    model: nn.Module,
+    data: Dataset,
+    recipe: Recipe,
+    seed: int,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    how: How | None = None,
 ) -> float:
     """Train the model in place and return the mean loss of the last epoch; `progress` gets each epoch and loss."""
     if not len(data):
         raise FederationError("data: a site has no records to train on; use fewer sites or another partition")
     x, y = place(model, data, device)
-    optimiser = Sgd([w for w in model.parameters() if w.requires_grad], recipe)
+    how, weights = how or How(), [w for w in model.parameters() if w.requires_grad]
+    optimiser = how.optimiser(weights, recipe)
     generator = torch.Generator().manual_seed(seed)
     model.train()
     loss = math.nan
     with few_threads(model):
         for epoch in range(recipe.epochs):
             order = torch.randperm(len(y), generator=generator).to(x.device)
-            loss = _epoch(model, x, y, torch.split(order, recipe.batch_size), optimiser)
+            loss = _epoch(model, x, y, torch.split(order, recipe.batch_size), optimiser, how)
             if not math.isfinite(loss):
                 raise FederationError(
                     f"train.lr: with {recipe.lr} the loss became {loss} in epoch {epoch + 1}; lower it"
@@ -140,24 +188,19 @@ def fit(
     return loss
 
 
-def _epoch(model: nn.Module, x: Tensor, y: Tensor, batches: Sequence[Tensor], optimiser: Sgd) -> float:
+def _epoch(
+    model: nn.Module, x: Tensor, y: Tensor, batches: Sequence[Tensor], optimiser: Sgd | Torch, how: How
+) -> float:
     """One step per batch of rows; returns the mean loss."""
     total = torch.zeros((), device=x.device)
     for rows in batches:
-        loss = loss_of(model(x[rows]), y[rows])
+        loss = how.loss(model(how.augment(x[rows])), y[rows], "mean")
         optimiser.step(list(torch.autograd.grad(loss, optimiser.weights)))
         total += loss.detach() * len(rows)
     return float(total) / len(y)
 
 
-def loss_of(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy for classes, squared error for forecasts."""
-    if labels.is_floating_point():
-        return mse_loss(outputs.squeeze(1), labels, reduction=reduction)
-    return cross_entropy(outputs, labels, reduction=reduction)
-
-
-def evaluate(model: nn.Module, data: Dataset, device: str = "cpu") -> Metrics:
+def evaluate(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss = loss_of) -> Metrics:
     """Accuracy (or RMSE) and mean loss over all records."""
     if not len(data):
         raise FederationError("data: there are no records to evaluate on; use another partition")
@@ -168,10 +211,12 @@ def evaluate(model: nn.Module, data: Dataset, device: str = "cpu") -> Metrics:
         for batch, labels in zip(torch.split(x, EVALUATION_BATCH), torch.split(y, EVALUATION_BATCH), strict=True):
             outputs = model(batch)
             correct += 0 if data.forecast else int((outputs.argmax(dim=1) == labels).sum())
-            total += float(loss_of(outputs, labels, reduction="sum"))
+            total += float(loss(outputs, labels, "sum"))
     model.train(training)
-    loss = total / len(data)
-    return Metrics(None, loss, math.sqrt(loss)) if data.forecast else Metrics(correct / len(data), loss)
+    mean_loss = total / len(data)
+    if data.forecast:
+        return Metrics(None, mean_loss, math.sqrt(mean_loss))
+    return Metrics(correct / len(data), mean_loss)
 
 
 def place(model: nn.Module, data: Dataset, name: str) -> tuple[Tensor, Tensor]:

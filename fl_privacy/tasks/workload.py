@@ -1,9 +1,10 @@
-"""A federation's task in memory: its data, its model, and the flat vector of its parameters."""
+"""A federation's task in memory: a site's data, the model, and the flat vector of its parameters."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,26 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fl_privacy import vector
-from fl_privacy.tasks import models
-from fl_privacy.tasks.catalog import OWN, TASKS
-from fl_privacy.tasks.data import Dataset, Split
-from fl_privacy.tasks.partition import partition
-from fl_privacy.tasks.train import Metrics, Recipe, evaluate, fit
+from fl_privacy.errors import DataError
+from fl_privacy.tasks import code, models
+from fl_privacy.tasks.data import Dataset, Parts
+from fl_privacy.tasks.making import task_of
+from fl_privacy.tasks.records import parts_of
+from fl_privacy.tasks.task import Task, own
+from fl_privacy.tasks.train import How, Loss, Metrics, Recipe, evaluate, fit, loss_of
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
 
-Fit = Callable[..., Any]  # (model, data, recipe, device=...): trains the model in place
-Check = Callable[[nn.Module, tuple[int, ...], int], None]  # (model, shape of a record, classes)
-
-
-@lru_cache(maxsize=2)
-def _split(dataset: str, data_dir: Path | None) -> Split:
-    """Files are read once for all sites of a process (hundreds in simulation)."""
-    return TASKS.get(dataset).load(data_dir)
+Fit = Callable[..., Any]  # (model, data, recipe, device=..., how=...): trains the model in place
+Check = Callable[[nn.Module, Dataset, Loss], None]  # (model, some records, loss)
 
 
 class Workload:
@@ -39,22 +36,34 @@ class Workload:
     def __init__(self, federation: Federation, data_dir: Path | None = None) -> None:
         # One thread: sums are the same on every engine, and several sites share the machine's cores.
         torch.set_num_threads(1)
-        self.federation, self._checked = federation, set[Check]()
-        task = federation.task
-        self.split: Split = _split(task.dataset, data_dir)
-        if task.partition.by_site:
-            self.split = self.split.first_sites(len(federation.sites))
+        self.federation, self._folder, self._checked = federation, data_dir, set[Check]()
+        self.task = task_of(federation)
         self.model = model_of(federation)
         self.initial, self.layout = vector.flatten(self.model)
-        self.recipe = recipe_of(federation)
+        self.recipe, self.how = recipe_of(federation), how_of(self.task, federation.task.label)
+        self._parts = lru_cache(maxsize=1024)(self._read)
+
+    def loaded(self) -> Workload:
+        """The same, with a benchmark's records in memory, which forks of this process then share."""
+        if not self.federation.task.by_site:
+            self.site_data(self.federation.site_names[0])
+        return self
 
     def site_data(self, site: str) -> Dataset:
         """The training records of one site."""
-        chosen, train = self.federation.task.partition, self.split.train
-        parts = partition(
-            train.y, len(self.federation.sites), chosen.kind, self.federation.seed, chosen.alpha, train.site
-        )
-        return train.take(parts[self.federation.site_names.index(site)])
+        return self._parts(site).train
+
+    def held_out(self, site: str) -> Dataset:
+        """The records of one site that no model is trained on."""
+        return self._parts(site).held_out
+
+    def _read(self, site: str) -> Parts:
+        """The site's own folder, or where it has none the run's."""
+        folder = self.federation.site(site).data or self._folder
+        with self._theirs("data"):
+            if self.federation.task.is_own and folder is None:
+                raise DataError(f"data: {site} has no folder; set `data` of the site, --data-dir or FL_PRIVACY_DATA")
+            return parts_of(self.task.data(site, folder), self.federation.task.label)  # type: ignore[arg-type]
 
     def update(
         self,
@@ -67,30 +76,70 @@ class Workload:
     ) -> NDArray[np.float32]:
         """Train from `start` on a site's records, with `private` if given, and return the difference."""
         vector.load(self.model, start, self.layout)
-        seed = training_seed(self.federation.seed, site, round)
-        (private or partial(fit, seed=seed))(self.model, data, self.recipe, device=device)
+        train = private or partial(fit, seed=training_seed(self.federation.seed, site, round))
+        with self._theirs("training"):
+            train(self.model, data, self.recipe, device=device, how=self.how)
         trained, _ = vector.flatten(self.model)
         return np.subtract(trained, start, out=trained)
 
-    def once(self, check: Check) -> None:
-        """Check the model, once for all sites of a process."""
+    def once(self, check: Check, data: Dataset) -> None:
+        """Check the model with some records, once for all sites of a process."""
         if check not in self._checked:
-            check(self.model, self.split.shape, self.split.classes)
+            with self._theirs("model"):
+                check(self.model, data, self.how.loss)
             self._checked.add(check)
 
     def evaluate(self, model: NDArray[np.float32]) -> Metrics:
-        """Accuracy (or RMSE) and loss on the held-out records."""
+        """Accuracy (or RMSE) and loss on the held-out records of all sites, which only a benchmark has in one place."""
         vector.load(self.model, model, self.layout)
-        return evaluate(self.model, self.split.test)
+        return evaluate(self.model, self._test(), loss=self.how.loss)
+
+    def _test(self) -> Dataset:
+        held_out = getattr(self.task, "held_out", None)
+        if held_out is None:
+            raise DataError("evaluate: the server has no data of this task; use evaluate: sites")
+        found: Dataset = held_out(self._folder)
+        return found
+
+    @contextmanager
+    def _theirs(self, what: str) -> Iterator[None]:
+        """Errors in a task's own code are reported as such; in ours they are ours."""
+        if not self.federation.task.is_own:
+            yield
+            return
+        with code.theirs(self.federation.task.label, what):
+            yield
 
 
 def model_of(federation: Federation) -> nn.Module:
     """The federation's model; needs no data."""
-    task = federation.task
-    entry = TASKS.get(task.dataset)
-    if task.model == OWN:
-        return models.seeded(entry.own_model, federation.seed)
-    return models.build(task.model, entry.shape, entry.classes, federation.seed, task.hidden)
+    task, label = task_of(federation), federation.task.label
+    if not federation.task.is_own:
+        return task.model()
+    with code.theirs(label, "model"):
+        made = models.seeded(task.model, federation.seed)
+        if not isinstance(made, nn.Module):
+            raise code.TaskError(f"{label}: model gave {type(made).__name__}; return an nn.Module")
+        weights = [weight for weight in made.parameters() if weight.requires_grad]
+        if not weights:
+            raise code.TaskError(f"{label}: the model has no parameters to train")
+        if not all(torch.isfinite(weight).all() for weight in weights):
+            raise code.TaskError(f"{label}: a parameter of the new model is not finite; check how it is initialised")
+    return made
+
+
+def how_of(task: Task, label: str) -> How:
+    """How the task trains: what it brings itself, and our defaults for the rest."""
+
+    def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        each = task.loss(outputs, targets)
+        if each.shape != targets.shape[:1]:
+            shape = tuple(each.shape)
+            raise code.TaskError(f'{label}: loss gave shape {shape}; return one loss per record (reduction="none")')
+        return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
+
+    made = loss if own(task, "loss") else loss_of
+    return How(made, task.augment, lambda weights: task.optimizer(weights), own(task, "augment"))
 
 
 def layout_of(federation: Federation) -> vector.Layout:

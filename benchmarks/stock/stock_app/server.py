@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
 
     def judge(round: int, arrays: ArrayRecord) -> MetricRecord:
         work.model.load_state_dict(arrays.to_torch_state_dict())
-        found = evaluate(work.model, work.split.test)
+        found = evaluate(work.model, work.test)
         with timings.open("a") as file:
             file.write(json.dumps({"round": round, "time": time.time(), "accuracy": found.accuracy}) + "\n")
         return MetricRecord({"loss": found.loss})

@@ -21,6 +21,7 @@ from fl_privacy.errors import LaunchError
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import Authority
 from fl_privacy.roles import ROLES, RUN
+from fl_privacy.tasks import accepted
 
 HOSTS = ("127.0.0.1", "localhost")
 ANY_PORT = "127.0.0.1:0"
@@ -67,6 +68,8 @@ class Workspace:
                 place = self.place(role, name)
                 place.state.mkdir(parents=True, exist_ok=True, mode=0o700)
                 hosts = HOSTS if place.role.listens else ()
+                if place.role.has_node and self.federation.task.is_own:
+                    accepted.accept(self.federation, place.state)  # whoever runs all sites here chose this code
                 authority.keep(Identity(self.federation.name, role, name), place.keys.folder, hosts)
         except OSError as error:
             raise LaunchError(f"runs-dir {self.runs_dir}: {error.strerror or error}; use another --runs-dir") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from fl_privacy.deploy.preflight.finding import Check
 from fl_privacy.deploy.preflight.reach import peer
 from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.identity.keyring import Identity, Keyring
-from fl_privacy.tasks.catalog import TASKS
 
 FLOWER = "1.41.0"
 SPARE_DISK = 200 * 2**20
@@ -73,15 +72,19 @@ def transcript_bytes(federation: Federation) -> int:
     return SPARE_DISK + federation.rounds * a_round
 
 
-def data(federation: Federation, data_dir: Path | None) -> Check:
-    entry = TASKS.get(federation.task.dataset)
-    if not entry.needs_data:
-        return Check("data", True, f"{federation.task.dataset} is bundled")
+def data(federation: Federation, data_dir: Path | None, sites: Sequence[str] = ()) -> Check:
+    """Read the records of these sites (default: all), each from its own folder."""
+    from fl_privacy.tasks.workload import Workload
+
+    label, task = federation.task.label, federation.task
+    if not task.is_own and not task.data_set.needs_data:
+        return Check("data", True, f"{label} is bundled")
     try:
-        split = entry.load(data_dir)
+        work = Workload(federation, data_dir)
+        records = sum(len(work.site_data(site)) for site in sites or federation.site_names)
     except FederationError as error:
-        return Check("data", False, str(error), "give --data-dir or set FL_PRIVACY_DATA")
-    return Check("data", True, f"{federation.task.dataset}: {len(split.train)} training records")
+        return Check("data", False, str(error), "give --data-dir, set FL_PRIVACY_DATA or the sites' `data`")
+    return Check("data", True, f"{label}: {records} training records")
 
 
 def devices(federation: Federation) -> Iterator[Check]:

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fl_privacy.addresses import host_of
 from fl_privacy.config import Address
+from fl_privacy.config.policy import Policy
 from fl_privacy.deploy import confine
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.preflight import checks
@@ -29,7 +30,6 @@ from fl_privacy.deploy.preflight.reach import NO_PASSWORD, Way, dialogue, greet,
 from fl_privacy.errors import FederationError
 from fl_privacy.gate.dial import Unreachable
 from fl_privacy.identity.keyring import Identity
-from fl_privacy.tasks.catalog import TASKS
 
 Test = Callable[[], Iterable[Check]]
 
@@ -215,17 +215,38 @@ def _clock(answer: bytes) -> list[Check]:
 def _data(folder: Folder) -> list[Check]:
     from fl_privacy.tasks import files
 
-    dataset = folder.federation.task.dataset
-    if not folder.role.data or folder.kit.evaluator or not TASKS.get(dataset).needs_data:
+    task, fix = folder.federation.task, "set `data` in kit.yaml to the folder that holds the data"
+    if folder.role.has_node and task.by_site:
+        return [_own_data(folder, fix)]
+    if not folder.role.data or folder.kit.evaluator or task.by_site or not task.data_set.needs_data:
         return []  # a server with an evaluator needs no data
-    fix = "set `data` in kit.yaml to the folder that holds the data set"
     try:
-        where = files.folder(folder.at(folder.kit.data), dataset) / dataset
+        where = files.folder(folder.at(folder.kit.data), task.dataset) / task.dataset
     except FederationError as error:
         return [Check("data", False, str(error), fix)]
     if not os.access(where, os.R_OK | os.X_OK):
         return [Check("data", False, f"{where}: does not exist, or this user may not read it", fix)]
     return [Check("data", True, str(where))]
+
+
+def _own_data(folder: Folder, fix: str) -> Check:
+    """Read what this site will train on: every problem in its files is found before the federation waits for it."""
+    federation, site, data = folder.own_federation, folder.kit.name, folder.at(folder.kit.data)
+    if not federation.task.is_own:
+        centre = federation.task.centre(site, federation.site_names.index(site))
+        try:
+            found = federation.task.data_set.of_site(centre, data)
+        except FederationError as error:
+            return Check("data", False, str(error), fix)
+        return Check("data", True, f"{len(found.train)} training and {len(found.held_out)} held-out records")
+    from fl_privacy.tasks import accepted
+
+    policy = folder.at(folder.kit.policy)
+    try:
+        accepted.check(federation, folder.state, Policy.load(policy).code if policy else ())
+    except FederationError as error:
+        return Check("task", False, str(error), f"fl-privacy site accept-task {folder.path}")
+    return checks.data(federation, data, [site])
 
 
 def _device(folder: Folder) -> list[Check]:
@@ -255,8 +276,6 @@ def _site(folder: Folder) -> list[Check]:
     found += _node(folder)
     policy = folder.at(folder.kit.policy)
     if policy is not None:
-        from fl_privacy.config.policy import Policy
-
         try:
             Policy.load(policy).check(folder.federation, folder.kit.name)
             found.append(Check("policy", True, str(policy)))

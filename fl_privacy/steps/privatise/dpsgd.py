@@ -10,7 +10,6 @@ from pydantic import Field
 from fl_privacy.dp import sampled
 from fl_privacy.dp.ledger import compose
 from fl_privacy.steps.base import At, Guard, Privatise, Seat
-from fl_privacy.tasks.catalog import TASKS
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -49,16 +48,14 @@ class Dpsgd(Privatise):
         return compose([self._average(federation, budget).charge] * rounds, self.delta)
 
     def _average(self, federation: Federation, budget: float) -> sampled.Plan:
-        entry = TASKS.get(federation.task.dataset)
-        shares = len(entry.sites) if federation.task.partition.kind == "by-site" else len(federation.sites)
-        return self.plan(federation, max(1, entry.train // shares), budget)
+        return self.plan(federation, federation.task.typical_records(len(federation.sites)), budget)
 
 
 class _PrivateTraining(Guard):
     def __init__(self, terms: Dpsgd, seat: Seat) -> None:
         from fl_privacy.dp import per_record  # takes Opacus, which other sites do not need
 
-        seat.work.once(per_record.check)
+        seat.work.once(per_record.check, seat.work.site_data(seat.site))
         self._seat, self._plan = seat, terms.plan(seat.federation, seat.records, seat.budget)
         self.charge = self._plan.charge
 

@@ -1,0 +1,71 @@
+"""Records as a task's `data` returns them: arrays, tensors or PyTorch Datasets, checked and read into memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.errors import DataError
+from fl_privacy.tasks.data import Dataset, Parts
+
+RETURN = "return ((x, y), (x, y)), training and held-out records, or two PyTorch Datasets"
+
+
+def parts_of(returned: Any, where: str) -> Parts:
+    """Training and held-out records of a site."""
+    if isinstance(returned, Parts):
+        return returned
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise DataError(f"{where}: data gave {type(returned).__name__}; {RETURN}")
+    train, held_out = (dataset_of(half, f"{where}: {name}") for half, name in zip(returned, NAMES, strict=True))
+    if not len(train):
+        raise DataError(f"{where}: data gave no training records; check the site's folder")
+    if len(held_out) and held_out.x.shape[1:] != train.x.shape[1:]:
+        shapes = f"{train.x.shape[1:]} to train on and {held_out.x.shape[1:]} held out"
+        raise DataError(f"{where}: records have shape {shapes}; make them equal")
+    return Parts(train, held_out)
+
+
+NAMES = ("training records", "held-out records")
+
+
+def dataset_of(half: Any, where: str) -> Dataset:
+    """One half; a PyTorch Dataset is read once, so put random changes into the task's `augment`."""
+    if isinstance(half, Dataset):
+        return half
+    if isinstance(half, tuple | list) and len(half) == 2 and not hasattr(half, "__getitems__"):
+        x, y = (np.asarray(part) for part in half)
+    elif hasattr(half, "__getitem__") or hasattr(half, "__iter__"):
+        pairs = [half[i] for i in range(len(half))] if hasattr(half, "__len__") else list(half)
+        x, y = (np.stack([np.asarray(pair[i]) for pair in pairs]) if pairs else np.empty(0) for i in (0, 1))
+    else:
+        raise DataError(f"{where}: {type(half).__name__} was given; {RETURN}")
+    if len(x) != len(y):
+        raise DataError(f"{where}: {len(x)} records and {len(y)} labels; give every record one label")
+    return Dataset(_inputs(x, where), _labels(y, where))
+
+
+def _inputs(x: NDArray[Any], where: str) -> NDArray[Any]:
+    """Numbers as float32; whole numbers stay whole, for models that look tokens up."""
+    if x.dtype.kind in "iub":
+        return x.astype(np.int64)
+    if x.dtype.kind != "f":
+        raise DataError(f"{where}: records are of type {x.dtype}; give numbers")
+    if not np.isfinite(x).all():
+        raise DataError(f"{where}: a record is not finite; replace or drop missing values")
+    return x.astype(np.float32)
+
+
+def _labels(y: NDArray[Any], where: str) -> NDArray[Any]:
+    y = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1:
+        raise DataError(f"{where}: labels have shape {y.shape}; give one number per record")
+    if y.dtype.kind in "iub":
+        if len(y) and int(y.min()) < 0:
+            raise DataError(f"{where}: label {int(y.min())} is negative; classes count from 0")
+        return y.astype(np.int64)
+    if y.dtype.kind != "f" or not np.isfinite(y).all():
+        raise DataError(f"{where}: labels must be classes (integers) or finite numbers, and are {y.dtype}")
+    return y.astype(np.float32)
