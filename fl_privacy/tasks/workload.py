@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +90,13 @@ class Workload:
             self._checked.add(check)
 
     def evaluate(self, model: NDArray[np.float32]) -> Metrics:
-        """Accuracy (or RMSE) and loss on the held-out records of all sites, which only a benchmark has in one place."""
+        """Accuracy (or RMSE) and loss on the held-out records of all sites, where one party has them all."""
         vector.load(self.model, model, self.layout)
-        return evaluate(self.model, self._test(), loss=self.how.loss)
+        return evaluate(self.model, self.test, loss=self.how.loss)
 
-    def _test(self) -> Dataset:
+    @cached_property
+    def test(self) -> Dataset:
+        """The held-out records of all sites."""
         held_out = getattr(self.task, "held_out", None)
         if held_out is None:
             raise DataError("evaluate: the server has no data of this task; use evaluate: sites")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -9,11 +10,14 @@ from pydantic import Field
 
 from fl_privacy.dp import sampled
 from fl_privacy.dp.ledger import compose
+from fl_privacy.errors import ConfigError
 from fl_privacy.steps.base import At, Guard, Privatise, Seat
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
     from fl_privacy.tasks.workload import Fit
+
+FITTED = "is scaled by the site's own records, which the budget of dpsgd does not cover"
 
 
 class Dpsgd(Privatise):
@@ -25,6 +29,11 @@ class Dpsgd(Privatise):
 
     unit: ClassVar[str] = sampled.UNIT
     adjacency: ClassVar[str] = sampled.ADJACENCY
+
+    def problems(self, federation: Federation) -> Iterator[str]:
+        yield from super().problems(federation)
+        if not federation.task.is_own and federation.task.data_set.preprocessing != "public":
+            yield f"task.dataset: {federation.task.dataset} {FITTED}; use options: {{scaling: public}}, or ldp"
 
     def plan(self, federation: Federation, records: int, budget: float) -> sampled.Plan:
         """That of a site with so many records."""
@@ -55,6 +64,9 @@ class _PrivateTraining(Guard):
     def __init__(self, terms: Dpsgd, seat: Seat) -> None:
         from fl_privacy.dp import per_record  # takes Opacus, which other sites do not need
 
+        if seat.work.task.preprocessing != "public":
+            label = seat.federation.task.label
+            raise ConfigError(f"{label}: {FITTED}; if it is not, set preprocessing = 'public' in the task")
         seat.work.once(per_record.check, seat.work.site_data(seat.site))
         self._seat, self._plan = seat, terms.plan(seat.federation, seat.records, seat.budget)
         self.charge = self._plan.charge
