@@ -333,11 +333,11 @@ def test_an_attack_that_does_not_declare_auxiliary_data_gets_none() -> None:
 
 def test_each_data_set_provides_its_own_attacker_facts() -> None:
     digits = Federation.model_validate({"sites": 4})
-    assert facts_of("digits").groups(digits).tolist() == [0, 1, 2, 3]
-    assert facts_of("digits").auxiliary(digits, None, 3).labels.shape == (96,)
+    assert facts_of(digits).groups(digits).tolist() == [0, 1, 2, 3]
+    assert facts_of(digits).auxiliary(digits, None, 3).labels.shape == (96,)
     task = {"dataset": "lcl", "model": "lstm", "partition": {"kind": "by-site"}}
     households = Federation.model_validate({"sites": 42, "task": task})
-    assert facts_of("lcl").groups(households).tolist() == [*range(40), 0, 1]
+    assert facts_of(households).groups(households).tolist() == [*range(40), 0, 1]
     root = Path(attacks.__file__).parent
     assert not [path for path in root.rglob("*.py") if "lcl" in path.read_text().lower()]
 

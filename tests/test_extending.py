@@ -128,7 +128,7 @@ def test_an_unusable_plugin_is_listed_with_the_reason(
     monkeypatch.syspath_prepend(str(tmp_path))
     registry._installed.cache_clear()
     from fl_privacy.combine.rules import RULES, FedAvg
-    from fl_privacy.tasks.catalog import TASKS
+    from fl_privacy.tasks.task import TASKS
 
     problems = {(p.name, p.package): p.problem for p in [*RULES.plugins(), *TASKS.plugins()] if p.problem}
     assert problems == {
@@ -147,7 +147,6 @@ def test_an_unusable_plugin_is_listed_with_the_reason(
     for text, reason in {
         "combine: {kind: broken}": "no licence",
         "combine: {kind: geometric-median}": "uninstall all but one",
-        "task: {dataset: absent}": "no_such_module",
         "privatise: {kind: weak}": "is not a Privatise",
     }.items():
         with pytest.raises(ConfigError, match=reason) as error:
@@ -159,14 +158,20 @@ def test_an_unusable_plugin_is_listed_with_the_reason(
 
 
 def test_a_config_names_the_known_tasks(plugged: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task\.dataset: 'blob' was given: unknown; use one of digits, .*blobs"):
-        Federation.parse("sites: 3\ntask: {dataset: blob}")
-    with pytest.raises(ConfigError, match=r"task\.model: 'own' does not fit the digits data"):
-        Federation.parse("sites: 3\ntask: {model: own}")
-    with pytest.raises(ConfigError, match=r"task\.model: 'cnn' does not fit the blobs data"):
-        Federation.parse("sites: 3\ntask: {dataset: blobs, model: cnn}")
-    with pytest.raises(ConfigError, match="blobs has no sites of its own"):
-        Federation.parse("sites: 3\ntask: {dataset: blobs, partition: {kind: by-site}}")
+    from fl_privacy.tasks.installed import digest
+    from fl_privacy.tasks.making import task_of
+
+    with pytest.raises(ConfigError, match=r"task\.name: 'blob' is not installed here; known: blobs"):
+        Federation.parse("sites: 3\ntask: {name: blob}")
+    with pytest.raises(ConfigError, match=r"task\.dataset: 'blobs' was given: unknown; use one of digits"):
+        Federation.parse("sites: 3\ntask: {dataset: blobs}")
+    with pytest.raises(ConfigError, match=r"task\.model: your own task brings its data and its model"):
+        Federation.parse("sites: 3\ntask: {name: blobs, model: cnn}")
+    federation = Federation.parse("sites: 3\ntask: {name: blobs}")
+    assert federation.task.sha256 == digest("blobs")
+    other = federation.to_yaml().replace(str(federation.task.sha256), "0" * 64)
+    with pytest.raises(ConfigError, match="another version than the federation's"):
+        task_of(Federation.parse(other))
 
 
 def test_reading_a_config_with_the_task_imports_no_torch(installed: Path, shell: Shell) -> None:
@@ -183,7 +188,7 @@ def test_the_task_s_own_model_follows_the_seed_and_trains_under_dpsgd(plugged: P
     from fl_privacy.theory.budget import tiers
     from fl_privacy.vector import flatten
 
-    text = "sites: {count: 3, epsilon: 4}\ntask: {dataset: blobs, model: own}\nprivatise: {kind: dpsgd}\nseed: 5"
+    text = "sites: {count: 3, epsilon: 4}\ntask: {name: blobs}\nprivatise: {kind: dpsgd}\nseed: 5"
     federation = Federation.parse(text)
     first, again, other = (flatten(model_of(federation.model_copy(update={"seed": seed})))[0] for seed in (5, 5, 6))
     np.testing.assert_array_equal(first, again)

@@ -18,7 +18,6 @@ from torch.func import functional_call, grad, vmap
 from fl_privacy.config import Federation, Partition, Training
 from fl_privacy.errors import DataError, FederationError
 from fl_privacy.tasks import files, lcl, lcl_attacker
-from fl_privacy.tasks.catalog import LCL, LCL_HOUSEHOLDS
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.load import (
     HALF_HOUR,
@@ -236,8 +235,8 @@ def test_lcl_is_read_and_cached(data_dir: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_sites_of_lcl_are_large_and_even(data_dir: Path) -> None:
-    made = lcl.load(data_dir)
-    assert made.sites == LCL.sites
+    made = lcl.Lcl().load(data_dir)
+    assert made.sites == lcl.Lcl.sites
     assert len(made.sites) == 200
     assert len({site.rpartition("-")[0] for site in made.sites[:40]}) == 40
     assert made.train.site is not None
@@ -249,11 +248,11 @@ def test_the_sites_of_lcl_are_large_and_even(data_dir: Path) -> None:
 
 def test_the_attacker_s_households_are_not_in_the_federation(data_dir: Path) -> None:
     members, others = lcl.sides(lcl.readings(data_dir))
-    assert members.households == LCL_HOUSEHOLDS
+    assert members.households == lcl.HOUSEHOLDS
     assert len(others.households) == 20
     assert not set(members.households) & set(others.households)
     known, behaviour = lcl_attacker.outsiders(data_dir)
-    assert not set(known.sites) & set(LCL.sites)
+    assert not set(known.sites) & set(lcl.Lcl.sites)
     assert behaviour.shape == (len(known.sites),) == (92,)
 
 
@@ -348,8 +347,7 @@ def test_a_federation_smaller_than_the_data_has_only_its_first_sites(data_dir: P
         update={"dataset": "lcl", "model": "lstm", "partition": Partition(kind="by-site"), "train": Training(epochs=1)}
     )
     work = Workload(small.model_copy(update={"task": task}), data_dir)
-    assert work.split.sites == LCL.sites[:3]
-    whole = lcl.load(data_dir)
+    whole = lcl.Lcl().load(data_dir)
     assert whole.train.site is not None
     np.testing.assert_array_equal(work.site_data("site-2").y, whole.train.y[whole.train.site == 2])
     update = work.update(work.initial, work.site_data("site-1"), "site-1", round=1)
@@ -365,7 +363,7 @@ def rmse_of(y: NDArray[np.float32], forecast: NDArray[np.float32] | float) -> fl
 
 def test_rounds_of_plain_averaging_beat_the_mean_and_the_last_reading(data_dir: Path) -> None:
     """40 sites, 10 per round, unweighted mean of their updates."""
-    data, model = lcl.load(data_dir).first_sites(40), build("lstm", (48, 3), 0, seed=0)
+    data, model = lcl.Lcl().load(data_dir).first_sites(40), build("lstm", (48, 3), 0, seed=0)
     parts = partition(data.train.y, 40, "by-site", 0, site=data.train.site)
     weights, layout = flatten(model)
     rng = np.random.default_rng(0)

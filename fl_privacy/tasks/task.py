@@ -28,6 +28,7 @@ class Task:
 
     Options: ClassVar[type[BaseModel]] = NoOptions  # validates `task.options`
     preprocessing: ClassVar[str] = "local"  # `public`: nothing is fitted to a site's own records, as dpsgd demands
+    needs_data: ClassVar[bool] = True  # in a site's folder; False: `folder` may be None
     classes: ClassVar[int | None] = None  # 0: labels are numbers; default: the width of the model's last linear layer
     attacker: ClassVar[str | None] = None  # module:name of what fl_privacy/tasks/attacker.py calls Facts
 

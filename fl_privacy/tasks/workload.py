@@ -61,7 +61,7 @@ class Workload:
         """The site's own folder, or where it has none the run's."""
         folder = self.federation.site(site).data or self._folder
         with self._theirs("data"):
-            if self.federation.task.is_own and folder is None:
+            if self.federation.task.is_own and folder is None and self.task.needs_data:
                 raise DataError(f"data: {site} has no folder; set `data` of the site, --data-dir or FL_PRIVACY_DATA")
             return parts_of(self.task.data(site, folder), self.federation.task.label)  # type: ignore[arg-type]
 

@@ -1,32 +1,25 @@
 """Two clouds of points, and a small network to tell them apart."""
 
+import hashlib
+
 import numpy as np
 
-from fl_privacy.tasks.catalog import Entry
-from fl_privacy.tasks.data import Dataset, Split
+from fl_privacy import Task
 
-TRAIN, TEST, FEATURES = 600, 200, 8
-
-TASK = Entry(
-    shape=(FEATURES,),
-    classes=2,
-    train=TRAIN,
-    loader="fl_example.blobs:load",
-    model="fl_example.blobs:network",
-    needs_data=False,
-)
+TRAIN, TEST, FEATURES = 200, 60, 8
 
 
-def load(data_dir):
-    rng = np.random.default_rng(7)
-    y = rng.integers(2, size=TRAIN + TEST)
-    x = rng.normal(size=(TRAIN + TEST, FEATURES)) + (y[:, None] - 0.5)
-    data = Dataset(x.astype(np.float32), y)
-    train, test = data.take(range(TRAIN)), data.take(range(TRAIN, TRAIN + TEST))
-    return Split(train, test, TASK.classes, TASK.shape)
+class Blobs(Task):
+    preprocessing = "public"  # nothing is fitted to a site's records
+    needs_data = False  # the records are made up
 
+    def model(self):
+        from torch import nn
 
-def network():
-    from torch import nn
+        return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 2))
 
-    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 2))
+    def data(self, site, folder):
+        rng = np.random.default_rng(list(hashlib.sha256(site.encode()).digest()))
+        y = rng.integers(2, size=TRAIN + TEST)
+        x = rng.normal(size=(TRAIN + TEST, FEATURES)) + (y[:, None] - 0.5)
+        return (x[:TRAIN], y[:TRAIN]), (x[TRAIN:], y[TRAIN:])
