@@ -14,16 +14,24 @@ from fl_privacy.config.policy import open_ledger
 from fl_privacy.dp.ledger import Ledger
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.steps.base import At
+from fl_privacy.tasks.task import Task
 from fl_privacy.vector import Entry, Layout
 
 PARAMETERS = 50
 Train = Callable[[Any], np.ndarray]
 
 
+class Public(Task):
+    """Nothing is fitted to its records."""
+
+    preprocessing = "public"
+
+
 class Work:
     """A workload that trains by calling `train` with the private training or None."""
 
     layout = Layout((Entry("w", (PARAMETERS,)),))
+    task = Public()
 
     def __init__(self, records: int) -> None:
         self._records = range(records)
@@ -35,7 +43,7 @@ class Work:
     def update(self, start: Any, data: Any, site: str, round: int, device: str, private: Any) -> np.ndarray:
         return self.train(private)
 
-    def once(self, check: Any) -> None:
+    def once(self, check: Any, data: Any) -> None:
         """Nothing to check."""
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-import io
 import subprocess
 import sys
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -155,65 +153,6 @@ def test_promised_names_can_be_imported(name: str) -> None:
         importlib.import_module(f"{module}.{attribute}")
     except ModuleNotFoundError:
         assert hasattr(importlib.import_module(module), attribute)
-
-
-# Size
-
-BASE = 12_215  # lines of code in library and apps before the extension points were added, commit 60490a5
-GROWTH = 1.05
-NOT_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
-
-
-def docstrings(tree: ast.Module) -> Iterator[ast.expr]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            match node.body:
-                case [ast.Expr(value=ast.Constant(value=str()) as text), *_]:
-                    yield text
-
-
-def code_lines(source: str) -> int:
-    """Lines with code: no comments, docstrings or blank lines."""
-    found: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in NOT_CODE:
-            found.update(range(token.start[0], token.end[0] + 1))
-    for text in docstrings(ast.parse(source)):
-        found.difference_update(range(text.lineno, (text.end_lineno or text.lineno) + 1))
-    return len(found)
-
-
-SAMPLE = '''"""Of the module,
-
-long."""
-
-A = """x
-
-y"""  # three lines
-
-
-def f():
-    """Says what."""
-    # why
-    return (
-        1
-    )
-'''
-
-
-def test_lines_of_code_are_counted_without_comments_docstrings_and_blanks() -> None:
-    assert code_lines(SAMPLE) == 7
-
-
-def test_the_code_has_grown_by_no_more_than_agreed() -> None:
-    assert sum(code_lines(path.read_text()) for path in sources(LIBRARY, *APPS)) <= GROWTH * BASE
 
 
 # Tests of kinds and roles

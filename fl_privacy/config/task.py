@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +26,11 @@ class Partition(Model):
         "auto", description="auto: by-site where every site has data of its own, else iid"
     )
     alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
+
+    @property
+    def dealing(self) -> Literal["iid", "dirichlet", "by-site"]:
+        """How a benchmark is dealt out."""
+        return "iid" if self.kind == "auto" else self.kind
 
 
 class Training(Model):
@@ -93,7 +97,7 @@ class Task(Model):
         """Whether the task is somebody's code, which a site must accept before it runs it."""
         return self.code is not None or self.name is not None
 
-    @cached_property
+    @property
     def data_set(self) -> DataSet:
         """The data set with its options; only if the task is not somebody's own."""
         try:

@@ -49,23 +49,27 @@ def dataset_of(half: Any, where: str) -> Dataset:
 
 def _inputs(x: NDArray[Any], where: str) -> NDArray[Any]:
     """Numbers as float32; whole numbers stay whole, for models that look tokens up."""
-    if x.dtype.kind in "iub":
+    if _whole(x):
         return x.astype(np.int64)
-    if x.dtype.kind != "f":
+    if not np.issubdtype(x.dtype, np.floating):
         raise DataError(f"{where}: records are of type {x.dtype}; give numbers")
     if not np.isfinite(x).all():
         raise DataError(f"{where}: a record is not finite; replace or drop missing values")
     return x.astype(np.float32)
 
 
+def _whole(values: NDArray[Any]) -> bool:
+    return any(np.issubdtype(values.dtype, known) for known in (np.integer, np.bool_))
+
+
 def _labels(y: NDArray[Any], where: str) -> NDArray[Any]:
     y = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
         raise DataError(f"{where}: labels have shape {y.shape}; give one number per record")
-    if y.dtype.kind in "iub":
+    if _whole(y):
         if len(y) and int(y.min()) < 0:
             raise DataError(f"{where}: label {int(y.min())} is negative; classes count from 0")
         return y.astype(np.int64)
-    if y.dtype.kind != "f" or not np.isfinite(y).all():
+    if not np.issubdtype(y.dtype, np.floating) or not np.isfinite(y).all():
         raise DataError(f"{where}: labels must be classes (integers) or finite numbers, and are {y.dtype}")
     return y.astype(np.float32)

@@ -57,8 +57,9 @@ class Standard(Task):
 
     def _partition(self, split: Split) -> list[np.ndarray]:
         chosen, train = self._federation.task.partition, split.train
-        kind = "iid" if chosen.kind == "auto" else chosen.kind
-        return partition(train.y, len(self._federation.sites), kind, self._federation.seed, chosen.alpha, train.site)
+        return partition(
+            train.y, len(self._federation.sites), chosen.dealing, self._federation.seed, chosen.alpha, train.site
+        )
 
     def _dealt(self, count: int) -> list[np.ndarray]:
         rng = np.random.default_rng(np.random.SeedSequence([HELD_OUT, self._federation.seed]))

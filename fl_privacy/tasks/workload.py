@@ -138,7 +138,8 @@ def how_of(task: Task, label: str) -> How:
         if each.shape != targets.shape[:1]:
             shape = tuple(each.shape)
             raise code.TaskError(f'{label}: loss gave shape {shape}; return one loss per record (reduction="none")')
-        return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
+        reduced = {"mean": each.mean, "sum": each.sum}.get(reduction)
+        return each if reduced is None else reduced()
 
     made = loss if own(task, "loss") else loss_of
     return How(made, task.augment, lambda weights: task.optimizer(weights), own(task, "augment"))
