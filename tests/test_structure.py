@@ -1,4 +1,4 @@
-"""The shape of the code: the direction of imports, its size, and what other programs may rely on."""
+"""The shape of the code: the direction of imports, and what other programs may rely on."""
 
 from __future__ import annotations
 
