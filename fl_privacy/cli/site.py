@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from .common import Json, app, show
+from fl_privacy.errors import FederationError
+
+from .common import Json, app, say, show
 
 commands = typer.Typer(help="Run a site in the background on this machine.", no_args_is_help=True)
 app.add_typer(commands, name="site")
@@ -43,6 +45,29 @@ def status(kit: KitPath, as_json: Json = False) -> None:
     _tell(found, as_json)
     if found["state"] != "up":
         raise typer.Exit(1)
+
+
+@commands.command("accept-task")
+def accept_task(
+    kit: KitPath,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: you have read the code.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the task's code and what changed since the last accepted version, and accept it to run at this site."""
+    from fl_privacy.deploy.kits.kit import Folder
+    from fl_privacy.tasks import accepted
+
+    folder = Folder.open(kit)
+    task = folder.federation.task
+    if not task.is_own or not folder.role.has_node:
+        raise FederationError(f"kit {kit}: has no task code to accept; nothing to do")
+    if not as_json:
+        say(accepted.changes(folder.federation, folder.state) or accepted.text_of(folder.federation))
+        say(f"{task.label}: sha256 {task.sha256}")
+    if not yes and (as_json or not typer.confirm("Run this code at this site, with access to its data?")):
+        raise FederationError("task: not accepted; nothing was changed (use --yes once you have read the code)")
+    accepted.accept(folder.federation, folder.state)
+    show({"task": task.label, "sha256": task.sha256, "accepted": True}, as_json, ["accepted"])
 
 
 def _tell(found: dict[str, object], as_json: bool) -> None:

@@ -18,7 +18,8 @@ from fl_privacy.tasks.models import Lstm
 from fl_privacy.tasks.train import Loss, few_threads, loss_of
 
 PROBES = 4  # records in the self-test
-AGREE = 1e-8  # far above the float64 rounding of a deep model, far below the effect of a neighbouring record
+# Far above the rounding of a deep model, far below the effect of a neighbouring record. A loss may contain float32.
+AGREE = {torch.float64: 1e-8, torch.float32: 1e-4}
 FIX = "normalise with GroupNorm and keep no running statistics"
 
 
@@ -75,21 +76,24 @@ PATHS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Loss], list[Tensor]]
 def check(model: nn.Module, data: Dataset, loss: Loss = loss_of) -> None:
     """Raise if records of a batch influence each other, or if the gradients here are not per-record gradients."""
     _check_layers(model)
-    probe = copy.deepcopy(model).double().cpu().train()
-    generator = torch.Generator().manual_seed(0)
-    rows = np.arange(PROBES) % len(data)
-    x, y = torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows])
-    if x.is_floating_point():  # the same shape, but surely different from each other
-        x = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-    if y.is_floating_point():
-        y = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+    problem = ""
     with few_threads(model):
-        try:
-            problem = _problem(probe, x, y, loss)
-        except (RuntimeError, ValueError) as error:
-            problem = f"does not accept single records ({str(error).strip().splitlines()[0]})"
+        for dtype in AGREE:
+            try:
+                problem = _problem(copy.deepcopy(model).to(dtype).cpu().train(), *_probe(data, dtype), loss)
+                break
+            except (RuntimeError, ValueError) as error:
+                problem = f"does not accept single records ({str(error).strip().splitlines()[0]})"
     if problem:
         raise FederationError(f"task.model: {problem}; {FIX}")
+
+
+def _probe(data: Dataset, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Records of the same shape as these, but surely different from each other."""
+    rows, generator = np.arange(PROBES) % len(data), torch.Generator().manual_seed(0)
+    pair = torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows])
+    x, y = (t if not t.is_floating_point() else torch.randn(t.shape, generator=generator, dtype=dtype) for t in pair)
+    return x, y
 
 
 def _problem(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> str:
@@ -123,4 +127,4 @@ def _alone(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, 
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).norm() <= AGREE * (1 + other.norm()))
+    return bool((one - other).norm() <= AGREE[one.dtype] * (1 + other.norm()))

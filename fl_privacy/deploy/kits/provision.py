@@ -17,6 +17,7 @@ from fl_privacy.files import write_secret
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import Authority, install_crl
 from fl_privacy.roles import ROLES
+from fl_privacy.tasks import accepted
 
 EVERYWHERE, EVERYWHERE_6 = "0.0.0.0", "::"
 METRICS = "127.0.0.1:9464"
@@ -68,6 +69,8 @@ def provision(
                     install_crl(folder / "keys" / "revoked.pem", revoked, authority.certificate)
             if sign and authority is not None:
                 _sign(Folder.open(folder), authority)
+                if ROLES[role].has_node and federation.task.is_own:
+                    accepted.accept(federation, folder / "state")  # for trials, in which one person runs all sites
             made.append(folder)
         if sign and authority is not None:
             _introduce(out, federation, authority)
