@@ -16,7 +16,7 @@ from fl_privacy.choices import Chosen, Model
 from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.combine.rules import RULES, FedAvg, Rule
 from fl_privacy.config.checks import problems
-from fl_privacy.config.task import Task, with_code
+from fl_privacy.config.task import Task, located
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.errors import ConfigError
 from fl_privacy.reading import NAME, mapping, text_of, validated
@@ -152,8 +152,8 @@ class Federation(Model):
 
     @classmethod
     def parse(cls, text: str, source: str = "config", folder: Path = Path()) -> Federation:
-        """Validate YAML text; a task's code is read from `folder`."""
-        return validated(cls, with_code(mapping(text, source), folder), source)
+        """Validate YAML text; its paths are relative to `folder`."""
+        return validated(cls, located(mapping(text, source), folder), source)
 
     def to_yaml(self) -> str:
         """The whole federation with defaults and the task's code filled in, as every process of a run reads it."""

@@ -16,6 +16,7 @@ from fl_privacy.tasks.dataset import DATASETS, DataSet
 
 LONGEST_CODE = 2**20  # characters
 GUESS = 1000  # training records of a site, where nobody said how many
+PATHS = ("data", "policy")  # of a site
 OURS_ONLY = ("dataset", "model", "hidden", "partition")
 
 
@@ -135,8 +136,22 @@ def digest_of(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def with_code(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A config as it was written, with the text of the code file beside it and its digest."""
+def located(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A config as it was written, with the paths in it relative to its own folder, and the task's code filled in."""
+    sites = values.get("sites")
+    if isinstance(sites, list):
+        values = values | {"sites": [_beside(site, folder) if isinstance(site, dict) else site for site in sites]}
+    elif isinstance(sites, dict):
+        values = values | {"sites": _beside(sites, folder)}
+    return _with_code(values, folder)
+
+
+def _beside(site: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return site | {key: str((folder / site[key]).absolute()) for key in PATHS if isinstance(site.get(key), str)}
+
+
+def _with_code(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """With the text of the code file beside the config, and its digest."""
     task = values.get("task")
     if not isinstance(task, dict) or task.get("source") is not None:
         return values

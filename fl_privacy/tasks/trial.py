@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_privacy import vector
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.tasks.data import Dataset
@@ -66,14 +67,11 @@ def check(federation: Federation, site: str, folder: Path | None) -> Report:
 
 
 def _scores(work: Workload, model: Any, held_out: Dataset) -> dict[str, Any]:
-    from fl_privacy import vector
-    from fl_privacy.tasks.train import evaluate
-
     if not len(held_out):
         return {}
     vector.load(work.model, model, work.layout)
-    found = evaluate(work.model, held_out, loss=work.how.loss)
-    return {name: round(value, 4) for name, value in vars(found).items() if value is not None}
+    found = vars(work.scored(held_out))
+    return {name: round(value, 4) for name, value in found.items() if value is not None}
 
 
 def _private(work: Workload, train: Dataset) -> str:

@@ -60,7 +60,7 @@ class Workload:
     def _read(self, site: str) -> Parts:
         """The site's own folder, or where it has none the run's."""
         folder = self.federation.site(site).data or self._folder
-        with self._theirs("data"):
+        with self.theirs("data"):
             if self.federation.task.is_own and folder is None and self.task.needs_data:
                 raise DataError(f"data: {site} has no folder; set `data` of the site, --data-dir or FL_PRIVACY_DATA")
             return parts_of(self.task.data(site, folder), self.federation.task.label)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ class Workload:
         """Train from `start` on a site's records, with `private` if given, and return the difference."""
         vector.load(self.model, start, self.layout)
         train = private or partial(fit, seed=training_seed(self.federation.seed, site, round))
-        with self._theirs("training"):
+        with self.theirs("training"):
             train(self.model, data, self.recipe, device=device, how=self.how)
         trained, _ = vector.flatten(self.model)
         return np.subtract(trained, start, out=trained)
@@ -85,14 +85,19 @@ class Workload:
     def once(self, check: Check, data: Dataset) -> None:
         """Check the model with some records, once for all sites of a process."""
         if check not in self._checked:
-            with self._theirs("model"):
+            with self.theirs("model"):
                 check(self.model, data, self.how.loss)
             self._checked.add(check)
 
     def evaluate(self, model: NDArray[np.float32]) -> Metrics:
         """Accuracy (or RMSE) and loss on the held-out records of all sites, where one party has them all."""
         vector.load(self.model, model, self.layout)
-        return evaluate(self.model, self.test, loss=self.how.loss)
+        return self.scored(self.test)
+
+    def scored(self, records: Dataset) -> Metrics:
+        """How the model in memory does on these records."""
+        with self.theirs("evaluation"):
+            return evaluate(self.model, records, loss=self.how.loss)
 
     @cached_property
     def test(self) -> Dataset:
@@ -104,7 +109,7 @@ class Workload:
         return found
 
     @contextmanager
-    def _theirs(self, what: str) -> Iterator[None]:
+    def theirs(self, what: str) -> Iterator[None]:
         """Errors in a task's own code are reported as such; in ours they are ours."""
         if not self.federation.task.is_own:
             yield

@@ -1,0 +1,241 @@
+"""docs/own-data.md, followed word by word: a table without Python, a task of one's own, and both on real machines."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import cli
+from fl_privacy.config import Federation
+from fl_privacy.errors import ConfigError, DataError, FederationError
+from fl_privacy.tasks import accepted
+from fl_privacy.tasks.making import task_of
+from fl_privacy.tasks.trial import check
+from fl_privacy.tasks.workload import Workload, model_of
+from fl_privacy.transcript import open_run
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "own-data.md").read_text()
+FILES = dict(re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```", PAGE, flags=re.M | re.S))
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.S) for line in block.splitlines()]
+CLINICS = ("clinic-a", "clinic-b", "clinic-c")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the page."""
+    made = tmp_path_factory.mktemp("own")
+    for name, text in FILES.items():
+        (made / name).write_text(text)
+    subprocess.run([sys.executable, "split.py"], cwd=made, check=True, timeout=120)
+    return made
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+def test_every_command_of_the_page_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    printed = {}
+    for line in COMMANDS[1:]:
+        words = line.split()
+        assert words[0] == "fl-privacy"
+        done = cli(*words[1:])
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        printed[line] = done.stdout
+    assert "dpsgd          possible" in printed["fl-privacy task check task.py --data-dir clinic-a"]
+    plain, private = (float(re.findall(r"final accuracy (\d\.\d+)", text)[0]) for text in _runs(printed))
+    assert plain > 0.88
+    assert private > 0.75
+    ledgers = re.findall(r"ledger (clinic-\w): epsilon (\d\.\d+) spent", _runs(printed)[1])
+    assert [name for name, _ in ledgers] == list(CLINICS)
+    assert all(7.9 < float(spent) <= 8 for _, spent in ledgers)
+    views = [open_run(path).view("server") for path in sorted((folder / "runs").glob("*clinics-*"))]
+    names = {event.name for view in views for r in view.rounds for event in view.events(r) if hasattr(event, "row")}
+    assert not names  # rows have no owners
+
+
+def _runs(printed: dict[str, str]) -> list[str]:
+    return [text for line, text in printed.items() if " up " in line]
+
+
+# Code is pinned
+
+
+def load(folder: Path, code: str, **options: object) -> Federation:
+    (folder / "task.py").write_text(code)
+    task = json.dumps({"code": "task.py", "options": options})
+    return Federation.parse(f"sites: {json.dumps([{'name': name} for name in CLINICS])}\ntask: {task}", folder=folder)
+
+
+def test_the_digest_of_the_federation_contains_the_code_and_not_where_it_was(tmp_path: Path) -> None:
+    one, other = load(tmp_path, FILES["task.py"]), load(tmp_path, FILES["task.py"] + "\n# changed\n")
+    assert one.task.sha256 != other.task.sha256
+    assert one.digest != other.digest
+    again = Federation.parse(one.to_yaml())
+    assert again.digest == one.digest
+    assert again.task.source == FILES["task.py"]
+    with pytest.raises(ConfigError, match=r"task\.source: does not have the digest"):
+        Federation.parse(one.to_yaml().replace("costs three times", "costs ten times"))
+
+
+def test_a_site_runs_only_what_its_operator_accepted_or_its_policy_lists(tmp_path: Path) -> None:
+    federation, state = load(tmp_path, FILES["task.py"]), tmp_path / "state"
+    with pytest.raises(ConfigError, match=r"task\.py \(sha256 \w+\) is not accepted at this site.*accept-task"):
+        accepted.check(federation, state)
+    accepted.check(federation, None, (str(federation.task.sha256),))
+    accepted.accept(federation, state)
+    accepted.check(federation, state)
+    changed = load(tmp_path, FILES["task.py"].replace("[3.0, 1.0]", "[9.0, 1.0]"))
+    with pytest.raises(ConfigError, match="not accepted"):
+        accepted.check(changed, state)
+    assert {line[:1] for line in accepted.changes(changed, state).splitlines() if "1.0]" in line} == {"+", "-"}
+
+
+# A task's own errors are reported as such
+
+BROKEN = {
+    "syntax": ("class X(:\n", r"task\.py:1: cannot be loaded: invalid syntax"),
+    "no class": ("x = 1\n", r"task\.py: needs exactly one subclass of fl_privacy\.Task, and has none"),
+    "import": ("import numpy\nimport nosuchmodule\n", r"task\.py:2: cannot be loaded: ModuleNotFoundError"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_file_that_cannot_be_loaded_is_named_with_its_line(kind: str, tmp_path: Path) -> None:
+    code, message = BROKEN[kind]
+    with pytest.raises(FederationError, match=message) as error:
+        model_of(load(tmp_path, code))
+    assert "\n" not in str(error.value)
+
+
+HEAD = "import numpy as np\nfrom torch import nn\nimport torch\nfrom fl_privacy import Task\nclass T(Task):\n"
+MODEL = "    def model(self):\n        return nn.Linear(2, 2)\n"
+DATA = "    def data(self, site, folder):\n        return {}\n"
+GOOD = "(np.zeros((4, 2)), np.arange(4) % 2), (np.zeros((2, 2)), np.arange(2))"
+RUNS = {
+    "raises in data": (MODEL + DATA.format("1 / 0"), r"task\.py:9: data: ZeroDivisionError"),
+    "no pair": (MODEL + DATA.format("5"), "data gave int; return"),
+    "empty": (MODEL + DATA.format("(np.zeros((0, 2)), np.zeros(0)), (np.zeros((0, 2)), np.zeros(0))"), "no training"),
+    "mismatched": (
+        MODEL + DATA.format("(np.zeros((4, 2)), np.zeros(3)), (np.zeros((0, 2)), np.zeros(0))"),
+        "4 records",
+    ),
+    "not finite": (MODEL + DATA.format("(np.full((4, 2), np.nan), np.zeros(4)), (np.zeros((0, 2)), [])"), "not finite"),
+    "negative label": (MODEL + DATA.format("(np.zeros((4, 2)), np.full(4, -1)), (np.zeros((0, 2)), [])"), "label -1"),
+    "no parameters": ("    def model(self):\n        return nn.Identity()\n" + DATA.format(GOOD), "no parameters"),
+    "no module": ("    def model(self):\n        return 3\n" + DATA.format(GOOD), "model gave int"),
+    "scalar loss": (
+        MODEL + DATA.format(GOOD) + "    def loss(self, o, t):\n        return nn.functional.cross_entropy(o, t)\n",
+        r'loss gave shape \(\); return one loss per record \(reduction="none"\)',
+    ),
+    "error in loss": (
+        MODEL + DATA.format(GOOD) + "    def loss(self, o, t):\n        raise KeyError('x')\n",
+        r"task\.py:11: .*KeyError",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_whatever_a_task_does_wrong_is_one_line_about_the_task(kind: str, tmp_path: Path) -> None:
+    code, message = RUNS[kind]
+    with pytest.raises(FederationError, match=message) as error:
+        check(load(tmp_path, HEAD + code), "clinic-a", tmp_path)
+    assert "\n" not in str(error.value)
+    assert "task.py" in str(error.value)
+
+
+def test_nan_in_a_new_model_is_refused(tmp_path: Path) -> None:
+    model = "    def model(self):\n        m = nn.Linear(2, 2)\n        m.bias.data.fill_(np.nan)\n        return m\n"
+    with pytest.raises(FederationError, match="a parameter of the new model is not finite"):
+        model_of(load(tmp_path, HEAD + model))
+
+
+def test_options_are_checked_by_the_task_s_own_model(tmp_path: Path) -> None:
+    assert task_of(load(tmp_path, FILES["task.py"], hidden=3)).options.hidden == 3
+    with pytest.raises(ConfigError, match=r"task\.options: hidden: 'wide' was given"):
+        task_of(load(tmp_path, FILES["task.py"], hidden="wide"))
+    with pytest.raises(ConfigError, match=r"task\.options: "):
+        task_of(load(tmp_path, HEAD + MODEL + DATA.format(GOOD), unknown=1))
+
+
+# What the rest of a task may bring
+
+
+def test_an_optimizer_and_augment_of_the_task_are_used(folder: Path, tmp_path: Path) -> None:
+    own = (
+        "    seen = []\n    def optimizer(self, parameters):\n        return torch.optim.Adam(parameters, lr=0.01)\n"
+        "    def augment(self, records):\n        self.seen.append(len(records))\n        return records\n"
+    )
+    federation = load(tmp_path, HEAD + MODEL + DATA.format(GOOD) + own)
+    work = Workload(federation, tmp_path)
+    update = work.update(work.initial, work.site_data("clinic-a"), "clinic-a", 1)
+    assert sum(type(work.task).seen) == 4 * federation.task.train.epochs
+    # Adam's first steps have the length of its learning rate, whatever the gradient.
+    assert 0 < abs(update).max() <= 0.01 * 1.01 * federation.task.train.epochs
+
+
+def test_pytorch_datasets_are_records_too(tmp_path: Path) -> None:
+    code = DATA.format("tuple(torch.utils.data.TensorDataset(torch.zeros(n, 2), torch.arange(n) % 2) for n in (6, 2))")
+    work = Workload(load(tmp_path, HEAD + MODEL + code), tmp_path)
+    assert (len(work.site_data("clinic-a")), len(work.held_out("clinic-a"))) == (6, 2)
+    assert work.site_data("clinic-a").y.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_dpsgd_demands_public_preprocessing_and_layers_with_records_of_their_own(folder: Path) -> None:
+    report = check(Federation.load(folder / "private.yaml"), "clinic-a", folder / "clinic-a")
+    assert report.dpsgd == ""
+    bad = FILES["task.py"].replace("nn.ReLU()", "nn.BatchNorm1d(self.options.hidden)")
+    assert (
+        "BatchNorm1d '1' has no per-record privacy" in check(load(folder, bad), "clinic-a", folder / "clinic-a").dpsgd
+    )
+    local = FILES["task.py"].replace('"public"', '"local"')
+    assert "preprocessing is local" in check(load(folder, local), "clinic-a", folder / "clinic-a").dpsgd
+    (folder / "task.py").write_text(FILES["task.py"])
+
+
+def test_the_template_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli("task", "new", "heart-rate").returncode == 0
+    assert "class HeartRateTask(Task)" in (tmp_path / "heart-rate" / "task.py").read_text()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "heart-rate"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    assert "already exists" in cli("task", "new", "heart-rate").stderr
+
+
+# A site reads its own folder
+
+
+def test_heart_disease_needs_only_the_own_centre_s_file(tmp_path: Path, data_dir: Path) -> None:
+    centres = ("cleveland", "hungarian", "switzerland", "va")
+    sites = []
+    for centre in centres:
+        own = tmp_path / centre / "heart-disease"
+        own.mkdir(parents=True)
+        name = f"processed.{centre}.data"
+        (own / name).write_bytes((data_dir / "heart-disease" / name).read_bytes())
+        sites.append({"name": centre, "data": str(tmp_path / centre)})
+    task = {"dataset": "heart-disease", "partition": {"kind": "by-site"}}
+    apart = Workload(Federation.model_validate({"sites": sites, "task": task}))
+    pooled = Workload(Federation.model_validate({"sites": 4, "task": task}), data_dir)
+    for number, centre in enumerate(centres):
+        one, other = apart.site_data(centre), pooled.site_data(f"site-{number}")
+        assert (one.x == other.x).all()
+        assert (one.y == other.y).all()
+    with pytest.raises(DataError, match=r"processed\.va\.data cannot be read"):
+        apart.federation.task.data_set.of_site("va", tmp_path / "cleveland")
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    import os
+
+    given = os.environ.get("FL_PRIVACY_DATA")
+    if not given or not (Path(given) / "heart-disease").is_dir():
+        pytest.skip("needs the heart-disease files in FL_PRIVACY_DATA")
+    return Path(given)
