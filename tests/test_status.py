@@ -201,11 +201,12 @@ def test_a_manifest_that_is_not_json_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_a_run_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "kit" / "logs").mkdir(parents=True)
-    for path in (tmp_path / "kit", tmp_path / "nothing"):
+    (tmp_path / "kit" / "kit.yaml").touch()
+    for path, why in ((tmp_path / "kit", "not a run"), (tmp_path / "nothing", "no such run")):
         done = cli("status", path)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
-        assert f"{path}: not a run" in done.stderr
+        assert f"{path}: {why}" in done.stderr
 
 
 def test_status_loads_nothing_heavy() -> None:

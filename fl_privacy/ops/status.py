@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ LONGEST_TEXT = 300
 SIGNALS = ("KeyboardInterrupt", "SystemExit")  # how a server that was stopped reports its failure
 STOPPED = "stopped before it finished; resume it with {command}"
 GONE = "its processes exited before the run finished; resume it with {command}"
+NEVER, NOTHING = "never started", "it ended before its first round; start a new run"
 IN_CONTAINERS = "in containers"
 AWAY = "it is copied here when it ends; until then: docker compose -p {project} ps, or logs server"
 
@@ -64,6 +66,9 @@ class Status:
     path: str
     state: str
     reason: str = ""
+    federation: str = ""
+    route: str = ""
+    created: str = ""
     round: int = 0
     rounds: int | None = None
     attempt: int | None = None
@@ -90,9 +95,14 @@ def read(path: Path, now: float | None = None) -> Status:
     rows = [row for row in _json_lines(root / "metrics.jsonl", LONGEST_LOG) if _number(row.get("round")) is not None]
     processes = _processes(home, root / "logs")
     state, reason = _state(manifest, config, events, home, processes, now or time.time())
+    if state == "interrupted" and not rows and not any(e["event"] == "started" for e in [*earlier, *events]):
+        state, reason = NEVER, NOTHING
     reason = reason.format(command=_command(root, home)) if state == "interrupted" else reason
     last = rows[-1] if rows else {}
     found = Status(root.name, str(root), state, reason, rounds=_whole(config.get("rounds")), processes=processes)
+    route = config.get("route")
+    found.federation, found.created = _text(config.get("name", "")), _text(manifest.get("created", ""))
+    found.route = _text(route.get("kind", "")) if isinstance(route, dict) else ""
     found.round = _whole(last.get("round")) or 0
     found.score = {k: last[k] for k in ("accuracy", "rmse", "loss") if _number(last.get(k)) is not None}
     found.bytes = sum(_whole(row.get("bytes")) or 0 for row in rows)
@@ -127,7 +137,7 @@ def _state(
 def _command(root: Path, home: Path) -> str:
     """The command that resumes a run, depending on how it was started."""
     if home.is_dir():
-        return "fl-privacy up --resume"
+        return f"fl-privacy up --resume {shlex.quote(str(root))}"
     kit = root.parent.parent
     return f"fl-privacy train {kit if (kit / 'kit.yaml').is_file() else 'KIT'}"
 
