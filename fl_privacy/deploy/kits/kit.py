@@ -15,7 +15,7 @@ from fl_privacy.deploy.place import Place
 from fl_privacy.errors import ConfigError
 from fl_privacy.files import is_locked
 from fl_privacy.identity.keyring import Identity, Keyring
-from fl_privacy.reading import mapping, text_of, validated
+from fl_privacy.reading import DEVICE, DIGEST, PROXY, mapping, text_of, validated
 from fl_privacy.roles import ROLES, RUN, Role
 
 PAGE = "docs/deploying.md"
@@ -32,7 +32,7 @@ class Kit(Model):
 
     version: Literal[1] = 1
     federation: str = Field(pattern=NAME)
-    digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of the federation that the kit was made for")
+    digest: str = Field(pattern=DIGEST, description="digest of the federation that the kit was made for")
     role: Annotated[str, AfterValidator(_known)]
     name: str = Field(pattern=NAME)
     listen: Address | None = Field(None, description="where a listening role listens")
@@ -43,10 +43,10 @@ class Kit(Model):
     metrics: Address | None = Field(None, description="where this role serves Prometheus metrics; none: nowhere")
     proxy: str | None = Field(
         None,
-        pattern=r"^http://[A-Za-z0-9.-]+:[0-9]{1,5}$",
+        pattern=PROXY,
         description="HTTP proxy for outgoing connections; without a password",
     )
-    device: str | None = Field(None, pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="a site's device")
+    device: str | None = Field(None, pattern=DEVICE, description="a site's device")
     data: Path | None = Field(None, description="data folder of a site, of the server and of the evaluator")
     policy: Path | None = Field(None, description="a site's own policy")
     runs: Path = Field(Path("runs"), description="where the server keeps runs")
