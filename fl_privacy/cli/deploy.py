@@ -12,7 +12,7 @@ import typer
 from fl_privacy.errors import FederationError
 
 from .common import Config, DataDir, Json, RunsDir, app, interrupt, out, show
-from .run import print_result, progress
+from .run import print_result, progress, resumable
 
 if TYPE_CHECKING:
     from fl_privacy.deploy.engines.follow import Result
@@ -139,7 +139,7 @@ def train(
     signal.signal(signal.SIGTERM, interrupt)
     try:
         folder = Folder.open(kit)
-        with progress(folder.federation, as_json) as view:
+        with resumable(), progress(folder.federation, as_json) as view:
             result = start(folder, fresh, run, view)
         if as_json:
             print(result.to_json(), flush=True)

@@ -45,9 +45,11 @@ def verify(
 @commands.command()
 def show(run: RunName, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     """Show what a run recorded: status, metrics, and what each observer saw."""
+    from fl_privacy.config.guarantee import stated
     from fl_privacy.ops.runs import find
     from fl_privacy.ops.view import score
     from fl_privacy.transcript import open_run
+    from fl_privacy.transcript.run import changes_of
 
     opened = open_run(find(run, runs_dir))
     views: dict[str, dict[str, Any]] = {}
@@ -55,11 +57,14 @@ def show(run: RunName, runs_dir: RunsDir = Path("runs"), as_json: Json = False) 
         view = opened.view(name)
         arrays = view.round(view.rounds[-1]).arrays if view.rounds else {}
         views[name] = {"rounds": len(view.rounds), "arrays": {k: list(a.shape) for k, a in arrays.items()}}
-    manifest = opened.manifest
+    manifest, terms = opened.manifest, stated(opened.manifest, str(opened.path))
     lines = [f"{manifest['run']}: {manifest['status']}, made {manifest['created']}"]
+    unstated = "guarantee: not stated (made by an older version)"
+    lines += [f"  {line}" for line in ((unstated,) if terms is None else terms.lines())]
+    lines += [f"  changed {line}" for line in changes_of(manifest, opened.path)]
     lines += [f"  round {row['round']:>3}  {score(row)}  loss {row['loss']:.4f}" for row in opened.metrics]
     for name, seen in views.items():
         shapes = ", ".join(f"{k} {tuple(shape)}" for k, shape in seen["arrays"].items()) or "no array"
         lines.append(f"  {name} saw {seen['rounds']} rounds: {shapes} each")
-    what = {"run": manifest["run"], "status": manifest["status"], "views": views, "metrics": opened.metrics}
-    tell(what, as_json, lines)
+    facts = {key: manifest.get(key) for key in ("run", "status", "rounds", "digest", "changes", "guarantee")}
+    tell({**facts, "views": views, "metrics": opened.metrics}, as_json, lines)

@@ -98,7 +98,7 @@ class Ledger:
 
     def check(self, charge: Charge) -> None:
         """Raise if a charge would exceed the budget or protects a different unit than earlier charges."""
-        self._check_unit(charge)
+        self.check_unit(charge.unit, charge.adjacency)
         for epsilon, delta in self._limits:
             would = compose([*self._entries.values(), charge], delta)
             if would > epsilon:
@@ -129,12 +129,13 @@ class Ledger:
             "adjacency": charges[0].adjacency if charges else None,
         }
 
-    def _check_unit(self, charge: Charge) -> None:
+    def check_unit(self, unit: str, adjacency: str) -> None:
+        """Raise if earlier charges, perhaps of another federation of this name, protect something else."""
         for known in list(self._entries.values())[:1]:
-            if (known.unit, known.adjacency) != (charge.unit, charge.adjacency):
+            if (known.unit, known.adjacency) != (unit, adjacency):
                 raise LedgerError(
-                    f"charge: protects a {charge.unit} ({charge.adjacency}), but this ledger protects a {known.unit} "
-                    f"({known.adjacency}); use a separate ledger for each"
+                    f"ledger {self.path}: protects a {known.unit} ({known.adjacency}), and this federation a {unit} "
+                    f"({adjacency}), which cannot be added up; give the federation another name"
                 )
 
     @contextmanager

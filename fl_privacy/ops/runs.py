@@ -87,7 +87,7 @@ def _made(path: Path) -> tuple[float, str]:
 def _instead(name: str, folder: Path) -> str:
     names = [path.name for path in folders(folder)]
     if not names:
-        return "there are none; start one with fl-privacy up CONFIG, or give the path of a run"
+        return "start one with fl-privacy up CONFIG, or give the path of a run"
     close = [known for known in names if known.startswith(name) and name] or get_close_matches(name, names, SHOWN, 0.5)
     if close:
         return f"did you mean {' or '.join(close[:SHOWN])}?"
