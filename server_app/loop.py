@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 
 import grpc
@@ -65,6 +66,7 @@ class Coordinator:
         self.run = RunWriter(plan.run_dir, self.statement.begin(), key, certificate)
         self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate)
         self._salt = 0
+        self._stating = threading.Lock()
 
     def _make_metrics(self) -> Metrics:
         metrics, address = serve_metrics("server", "server", self.plan.metrics, self.log)
@@ -104,7 +106,13 @@ class Coordinator:
                 self.log("finish", reason=explain(error))
 
     def _close(self, status: str) -> None:
-        self.run.close(status, **self.statement.now(self.done))
+        with self._stating:
+            self.run.close(status, **self.statement.now(self.done))
+
+    def stopped(self) -> None:
+        """Called from another thread before the process exits: state how far the run came."""
+        with self._stating:
+            self.run.update(**self.statement.now(self.done))
 
     def _round(self, round: int) -> None:
         """One round, with as many attempts as it needs: combine, record, evaluate, checkpoint."""

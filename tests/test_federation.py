@@ -172,7 +172,7 @@ def test_ctrl_c_leaves_nothing_behind_and_the_run_resumes_to_the_same_model(
     interrupted, (hint,) = interrupt(engine, runs, tmp_path, 2)
     assert processes_of(interrupted) == []
     assert verify(interrupted, (runs / "pki" / "ca.pem").read_bytes()).ok
-    assert open_run(interrupted).manifest["rounds"] in (0, 2, 3)  # 0: the server had no time to say so
+    assert open_run(interrupted).manifest["rounds"] in (2, 3)
     command = shlex.split(hint.removeprefix("resume the run with: "))
     resumed = json_of(subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=240))
     assert (resumed["status"], resumed["rounds"], resumed["run"]) == ("completed", 4, interrupted.name)

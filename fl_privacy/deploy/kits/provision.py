@@ -14,6 +14,7 @@ from fl_privacy.deploy.kits.kit import Folder, Kit, read_kit, write_kit
 from fl_privacy.deploy.parties import dialled, parties
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.files import write_secret
+from fl_privacy.identity.anchor import Anchor
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import Authority, install_crl
 from fl_privacy.roles import ROLES
@@ -35,7 +36,7 @@ class Choices:
 def provision(
     federation: Federation,
     out: Path,
-    authority: Authority | None = None,
+    authority: Anchor | None = None,
     sign: bool = False,
     choices: Choices | None = None,
     roles: list[tuple[str, str]] | None = None,
@@ -46,8 +47,9 @@ def provision(
     """
     if federation.hosts is None:
         raise ConfigError("hosts: missing; add the addresses of the SuperLink and the middleware (docs/deploying.md)")
-    if sign and authority is None:
-        raise ConfigError("sign: needs --pki, the authority's folder; make one with fl-privacy pki init")
+    signer = authority if sign and isinstance(authority, Authority) else None
+    if sign and signer is None:
+        raise ConfigError("sign: needs --pki, the authority's folder with its key; make one with fl-privacy pki init")
     wanted = roles or parties(federation)
     chosen, made = choices or Choices(), []
     try:
@@ -66,11 +68,11 @@ def provision(
                 (folder / "keys" / "ca.pem").write_bytes(authority.pem)
                 if revoked is not None:
                     install_crl(folder / "keys" / "revoked.pem", revoked, authority.certificate)
-            if sign and authority is not None:
-                _sign(Folder.open(folder), authority)
+            if signer is not None:
+                _sign(Folder.open(folder), signer)
             made.append(folder)
-        if sign and authority is not None:
-            _introduce(out, federation, authority)
+        if signer is not None:
+            _introduce(out, federation, signer)
     except OSError as error:
         raise LaunchError(
             f"out {out}: {error.filename}: {error.strerror}; free some space or use another --out"
@@ -138,7 +140,7 @@ def _shared_secret(out: Path, wanted: list[tuple[str, str]]) -> bytes:
     return secrets.token_hex(32).encode()
 
 
-def _check_trust(folder: Path, authority: Authority | None) -> None:
+def _check_trust(folder: Path, authority: Anchor | None) -> None:
     """A kit trusts one authority from the start; it is never replaced by another one."""
     file = folder / "keys" / "ca.pem"
     if authority is not None and file.exists() and file.read_bytes() != authority.pem:

@@ -122,7 +122,11 @@ def _listening(folder: Folder) -> list[Check]:
     """Whether the ports are free; a running role uses its own."""
     if folder.served:
         return []
-    return [checks.port(address) for address in (folder.kit.listen, folder.kit.metrics) if address is not None]
+    found = [] if folder.kit.listen is None else [checks.port(folder.kit.listen)]
+    if folder.kit.metrics is not None and not checks.port(folder.kit.metrics).ok:
+        fix = "set another `metrics` in kit.yaml, or null for none"
+        found.append(Check("metrics", True, f"{folder.kit.metrics} is in use; the role runs without metrics", fix))
+    return found
 
 
 def _dialled(folder: Folder) -> list[Address]:
