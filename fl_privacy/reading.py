@@ -19,7 +19,7 @@ DEVICE = r"^(cpu|cuda(:\d{1,2})?)$"
 DIGEST = r"^[0-9a-f]{64}$"
 PROXY = r"^http://[A-Za-z0-9.-]+:[0-9]{1,5}$"
 PATTERNS = {
-    NAME: "use up to 63 lower-case letters, digits and hyphens",
+    NAME: "use at most 63 lower-case letters, digits and hyphens",
     ADDRESS: "use host:port, such as fl.example.org:9092",
     DEVICE: "use cpu, cuda or cuda:N",
     DIGEST: "use the 64 digits of a SHA-256",

@@ -72,7 +72,7 @@ WORDS = {
     "sites: [st-mary, charite]": "sites.0: 'st-mary' was given: use keys and values, such as {name: ...}",
     "sites: five": "sites: 'five' was given: needs a count, a list of sites",
     "sites: []": "sites: [] was given: needs a count",
-    "sites: [{name: St Mary}]": "'St Mary' was given: use up to 63 lower-case letters, digits and hyphens",
+    "sites: [{name: St Mary}]": "'St Mary' was given: use at most 63 lower-case letters, digits and hyphens",
     "sites: 5\nhosts: {superlink: here}": "hosts.superlink: 'here' was given: use host:port",
     "sites: 5\nrounds: many": "rounds: 'many' was given: use a whole number",
     "sites: 5\ntask: {partition: {kind: idd}}": "use iid, dirichlet or by-site; did you mean iid?",

@@ -200,6 +200,7 @@ def test_missing_data_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert "mnist" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()  # nothing was started, and no run was made
 
 
 def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -124,14 +124,12 @@ def resumable() -> Iterator[None]:
 
 
 def print_result(result: Any) -> None:
-    from fl_privacy.dp import gaussian
+    from fl_privacy.deploy import ledgers
     from fl_privacy.ops.view import score
 
     path = os.path.relpath(result.path)
     for row in result.ledgers:
-        left = "no limit" if row["epsilon"] >= gaussian.LARGEST_EPSILON else f"{row['remaining']:.3f} left"
-        spent = f"epsilon {row['spent']:.3f} spent in {row['charges']} rounds, {left}, delta {row['delta']:g}"
-        say(f"ledger {row['site']}: {spent} (unit: {row['unit']}, adjacency: {row['adjacency']})")
+        say(f"ledger {row['site']}: {ledgers.line(row)}")
     say(f"\nfinal {score(vars(result))} after {result.rounds} rounds in {result.seconds:.1f} s")
     say(f"the run is in  {path}\ntry next       {_program()} transcript verify {path}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ def report(federation: Federation, site: str, state: Path) -> dict[str, Any] | N
     from fl_privacy.config.policy import open_ledger  # its accountant takes a second to import
 
     return open_ledger(federation, site, state).report()
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """A report in words."""
+    left = "no limit" if found["remaining"] is None else f"{found['remaining']:.3f} left"
+    unit = f" (unit: {found['unit']}, adjacency: {found['adjacency']})" if found["charges"] else ""
+    return f"epsilon {found['spent']:.3f} spent in {found['charges']} rounds, {left}, delta {found['delta']:g}{unit}"
 
 
 def check(federation: Federation, sites: Path) -> None:

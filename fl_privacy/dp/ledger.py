@@ -116,14 +116,14 @@ class Ledger:
         return max(0.0, min(epsilon - self.spent(delta) for epsilon, delta in self._limits))
 
     def report(self) -> dict[str, Any]:
-        """A summary for the user."""
-        charges = list(self._entries.values())
+        """A summary for the user; `epsilon` and `remaining` are None where nothing sets a limit."""
+        charges, limited = list(self._entries.values()), self.epsilon < gaussian.LARGEST_EPSILON
         return {
             "site": self.site,
             "charges": len(charges),
             "spent": self.spent(),
-            "remaining": self.remaining(),
-            "epsilon": self.epsilon,
+            "remaining": self.remaining() if limited else None,
+            "epsilon": self.epsilon if limited else None,
             "delta": self.delta,
             "unit": charges[0].unit if charges else None,
             "adjacency": charges[0].adjacency if charges else None,
