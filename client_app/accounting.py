@@ -44,6 +44,7 @@ class Account:
         if state is None:
             raise LaunchError("state: a site that privatises needs a folder for its ledger; set --state")
         self._ledger = open_ledger(federation, site, state)
+        self._ledger.check_unit(charge.unit, charge.adjacency)
         self._per_round = config.epsilon or compose([charge], self._ledger.delta)
 
     def check(self, at: At) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -55,6 +56,15 @@ def _answer(message: Message, context: Context) -> tuple[Message, Context]:
     return app(message=message, context=context), context
 
 
+def _stop(*_: object) -> None:
+    """The ServerApp is in a thread, which no signal reaches."""
+    from server_app.app import playing
+
+    for coordinator in playing:
+        coordinator.stopped()
+    os._exit(0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="A simulated federation")
     parser.add_argument("--home", required=True, help="folder with server.json and simulation.json")
@@ -62,6 +72,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, required=True, help="how many sites are active at a time")
     options = parser.parse_args()
     try:
+        signal.signal(signal.SIGTERM, _stop)
         simulated.workload(options.home)
         flower.simulate({"home": options.home}, options.sites, Forks(options.processes))
     except FederationError as error:

@@ -22,6 +22,7 @@ from fl_privacy.ops.metrics import LOCAL, operations, serve as serve_metrics
 from fl_privacy.routes.base import Ticket
 from fl_privacy.tasks import accepted
 from fl_privacy.wire.buffers import keep_buffers
+from fl_privacy.wire.client import explain
 from fl_privacy.wire.stream import data_bytes
 
 from . import pipe
@@ -111,7 +112,7 @@ def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> tuple[dict
     except grpc.RpcError as error:
         site.metrics.ended("failed")
         site.metrics.reject(error.code().name, str(error.details()))
-        site.log("failed", **asked, code=error.code().name, reason=error.details())
+        site.log("failed", **asked, code=error.code().name, reason=explain(error))
     return {"status": "failed"}, b""
 
 

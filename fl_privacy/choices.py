@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from fl_privacy.reading import nearest
 from fl_privacy.registry import Registry
 
 if TYPE_CHECKING:
@@ -50,18 +51,18 @@ class Chosen:
     def _parse(self, value: Any, base: Any) -> Any:
         if isinstance(value, Choice):
             return value
+        names = [name.removeprefix(self._slot) for name in self._registry if name.startswith(self._slot)]
+        listed = {"names": ", ".join(names) or "those of an installed plug-in (there is none)"}
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-            raise PydanticCustomError("kind", "needs a kind: one of {names}", {"names": self._names()})
+            raise PydanticCustomError("kind", "write {form}, with one of {names}", {**listed, "form": "{kind: NAME}"})
         name = self._slot + value["kind"]
         if name not in self._registry:
-            raise PydanticCustomError("kind", "unknown kind; use one of {names}", {"names": self._names()})
+            facts = {**listed, "given": value["kind"], "near": nearest(value["kind"], names)}
+            raise PydanticCustomError("kind", "unknown; use one of {names}{near}", facts)
         kind = self._registry.get(name)
         if not issubclass(kind, base):
             raise PydanticCustomError("kind", "is not a {base}, which this key needs", {"base": base.__name__})
         return kind.model_validate(value)
-
-    def _names(self) -> str:
-        return ", ".join(name.removeprefix(self._slot) for name in self._registry if name.startswith(self._slot))
 
 
 def _dump(choice: Choice, info: core_schema.SerializationInfo) -> dict[str, Any]:

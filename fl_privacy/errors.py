@@ -1,5 +1,7 @@
 """One exception hierarchy: every message names the field, the value and the fix."""
 
+from pathlib import Path
+
 
 class FederationError(Exception):
     """An error the user can fix. The CLI prints it as one line and exits with 2."""
@@ -33,6 +35,14 @@ class TranscriptError(FederationError):
 
 class LaunchError(FederationError):
     """A federation could not be started or did not finish."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM while a run was under way; its processes have been stopped."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(str(run_dir))
+        self.run_dir = run_dir
 
 
 class RoundFailed(Exception):

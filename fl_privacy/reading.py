@@ -1,10 +1,12 @@
-"""Read YAML into pydantic models; every error is one line with field, value, reason and fix."""
+"""Read YAML into pydantic models; every error is one line with field, value, reason and fix, in our own words."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -12,6 +14,46 @@ from pydantic import BaseModel, ValidationError
 from fl_privacy.errors import ConfigError
 
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"  # of federations, sites and audits
+ADDRESS = r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):[0-9]{1,5}$"
+DEVICE = r"^(cpu|cuda(:\d{1,2})?)$"
+DIGEST = r"^[0-9a-f]{64}$"
+PROXY = r"^http://[A-Za-z0-9.-]+:[0-9]{1,5}$"
+PATTERNS = {
+    NAME: "use at most 63 lower-case letters, digits and hyphens",
+    ADDRESS: "use host:port, such as fl.example.org:9092",
+    DEVICE: "use cpu, cuda or cuda:N",
+    DIGEST: "use the 64 digits of a SHA-256",
+    PROXY: "use http://host:port, without a password",
+}
+_NUMBER, _WHOLE, _LIST, _TRUTH = "use a number", "use a whole number", "use a list", "use true or false"
+_KEYS = ("dict_type", "model_type", "model_attributes_type")
+# By pydantic's name of the error; its own words are about Python.
+REASONS = {
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_parsing_size": _WHOLE,
+    "int_from_float": _WHOLE,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": "use a finite number",
+    "bool_type": _TRUTH,
+    "bool_parsing": _TRUTH,
+    "string_type": "use text; put it in quotes",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_long": "has more than {max_length} entries",
+    "too_short": "has fewer than {min_length} entries",
+    "string_too_long": "is longer than {max_length} characters",
+    "string_too_short": "is shorter than {min_length} characters",
+    "tuple_type": _LIST,
+    "list_type": _LIST,
+    "set_type": _LIST,
+    "path_type": "use a path",
+}
+MOST = 8  # problems in one message
+LONGEST = 60  # characters of a value
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -39,19 +81,81 @@ def validated(model: type[M], values: dict[str, Any], source: str) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{source}: " + "; ".join(_line(e, model.__name__.lower()) for e in error.errors())) from None
+        raise ConfigError(f"{source}: {problems(error, model)}") from None
 
 
-def _line(error: Any, root: str) -> str:
-    """One pydantic error as field, value and reason."""
-    field = ".".join(str(part) for part in error["loc"]) or root
+def problems(error: ValidationError, model: type[BaseModel]) -> str:
+    """What is wrong, on one line: every field once, with all that it could have been."""
+    found: dict[str, list[str]] = {}
+    for one in error.errors():
+        found.setdefault(_given(one), []).append(_reason(one, model))
+    lines = [
+        where + " or ".join(dict.fromkeys(reasons)).replace(" or use ", " or ") for where, reasons in found.items()
+    ]
+    more = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
+    return "; ".join([*lines[:MOST], *more])
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing."""
+    close = get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _given(error: Any) -> str:
+    """The field and what it was given; the members of a union are no part of the field."""
+    parts = [str(part) for part in error["loc"] if isinstance(part, int) or re.fullmatch(r"\w+", str(part))]
+    value, context = error.get("input"), error.get("ctx", {})
+    if error["type"] == "kind" and "given" in context:
+        parts, value = [*parts, "kind"], context["given"]
+    field = ".".join(parts)
+    if error["type"] in ("extra_forbidden", "missing"):
+        return f"{field}: "
+    shown = repr(value)
+    shown = shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."
+    return f"{field}: {shown} was given: " if field else ""
+
+
+def _reason(error: Any, model: type[BaseModel]) -> str:
+    name, context = str(error["type"]), dict(error.get("ctx", {}))
+    if name == "extra_forbidden":
+        *above, key = error["loc"]
+        return f"unknown key{nearest(str(key), _fields(model, above)) or '; remove it or check its spelling'}"
+    if name == "missing":
+        return "missing; add it"
+    if name == "string_pattern_mismatch" and context["pattern"] in PATTERNS:
+        return PATTERNS[context["pattern"]]
+    if name == "literal_error":
+        near = nearest(str(error.get("input")), re.findall(r"'([^']*)'", context["expected"]))
+        return f"use {context['expected'].replace(chr(39), '')}{near}"
+    if name in _KEYS:
+        first = next(iter(_fields(model, error["loc"])), "key")
+        return f"use keys and values, such as {{{first}: ...}}"
+    if name in REASONS:
+        return REASONS[name].format_map(_plain(context))
     message = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        return f"{field}: unknown key; remove it or check its spelling"
-    if error["type"] == "missing":
-        return f"{field}: missing; add it"
-    if not error["loc"]:
-        return message
-    value = repr(error.get("input"))
-    shown = value if len(value) <= 60 else value[:57] + "..."
-    return f"{field}: {shown} was given: {message[:1].lower()}{message[1:]}"
+    return f"{message[:1].lower()}{message[1:]}" if error["loc"] else message
+
+
+def _plain(context: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: f"{value:g}" if isinstance(value, float) else value for key, value in context.items()}
+
+
+def _fields(model: type[BaseModel], above: Iterable[Any]) -> list[str]:
+    """The keys that a model has at a place below it; none where a choice decides."""
+    for part in above:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(str(part))
+        inner = _model_in(field.annotation) if field else None
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model of a field: itself, or that of an optional or a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)

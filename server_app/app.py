@@ -10,8 +10,10 @@ from fl_privacy.deploy.plan import ServerPlan
 from .loop import Coordinator
 
 app = ServerApp()
+playing: list[Coordinator] = []
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    Coordinator(grid, ServerPlan.load(str(context.run_config["home"]))).play()
+    playing.append(Coordinator(grid, ServerPlan.load(str(context.run_config["home"]))))
+    playing[0].play()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
-from importlib.metadata import version
 
 import grpc
 import numpy as np
@@ -18,25 +18,25 @@ from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics, serve as serve_metrics
-from fl_privacy.registry import packages
 from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
 from fl_privacy.transcript.events import Invited
 from fl_privacy.wire import rpc
+from fl_privacy.wire.client import explain
 from fl_privacy.wire.stream import digest
 
 from .evaluation import Local, Remote
 from .invitations import Invitations
 from .nodes import Nodes
+from .statement import Statement
 from .strategy import MODEL, Models, Strategy
 
 PAUSE = 1.0
 MOMENT = "moment."
 # Already there: it was opened by a call that broke off.
 PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "NOT_FOUND", "ALREADY_EXISTS"}
-VERSIONS = ("fl-privacy", "flwr", "torch", "numpy", "grpcio")
 
 
 class Coordinator:
@@ -59,11 +59,14 @@ class Coordinator:
         self.evaluation = self._make_evaluation()
         # With shards the server holds no model, so it cannot leak one.
         self.models: Models = self.evaluation.initial
-        key, certificate = load_key(self.keys.key_file), self.keys.certificate_file.read_bytes()
-        self.run = RunWriter(plan.run_dir, self._manifest(), key, certificate)
-        self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate)
         self.checkpoints = Checkpoints(plan.run_dir / "checkpoints")
+        self.done = max(self.checkpoints.rounds(), default=0)
+        self.statement = Statement(self.federation, plan, self.layout, self.done)
+        key, certificate = load_key(self.keys.key_file), self.keys.certificate_file.read_bytes()
+        self.run = RunWriter(plan.run_dir, self.statement.begin(), key, certificate)
+        self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate)
         self._salt = 0
+        self._stating = threading.Lock()
 
     def _make_metrics(self) -> Metrics:
         metrics, address = serve_metrics("server", "server", self.plan.metrics, self.log)
@@ -76,21 +79,10 @@ class Coordinator:
             return Local(self.federation, self.plan.data_dir)
         return Remote(rpc.evaluator(rpc.channel(self.plan.evaluator, self.keys)))
 
-    def _manifest(self) -> dict[str, object]:
-        return {
-            "run": self.plan.run,
-            "config": self.federation.model_dump(mode="json"),
-            "versions": {**{name: version(name) for name in VERSIONS}, **packages()},
-            "seed": self.federation.seed,
-            "private": not self.federation.reproducible,
-            "layout": self.layout.to_json(),
-            "observers": self.plan.observers,
-        }
-
     def play(self) -> None:
         """All rounds. Whatever ends it, the transcript is closed with the truth about it."""
         try:
-            done = max(self.checkpoints.rounds(), default=0)
+            done = self.done
             if done:
                 self._resume(self.checkpoints.load(done))
             sites = len(self.federation.sites)
@@ -102,16 +94,25 @@ class Coordinator:
                 self._round(round)
         except BaseException as error:
             self.log("failed", run=self.plan.run, reason=_reason(error))
-            self.run.close("failed")
+            self._close("failed")
             raise
         else:
-            self.run.close("completed")
+            self._close("completed")
             self.log("completed", run=self.plan.run)
         finally:
             try:
                 self.route.finish(self.plan.run)
             except grpc.RpcError as error:
-                self.log("finish", reason=error.code().name)
+                self.log("finish", reason=explain(error))
+
+    def _close(self, status: str) -> None:
+        with self._stating:
+            self.run.close(status, **self.statement.now(self.done))
+
+    def stopped(self) -> None:
+        """Called from another thread before the process exits: state how far the run came."""
+        with self._stating:
+            self.run.update(**self.statement.now(self.done))
 
     def _round(self, round: int) -> None:
         """One round, with as many attempts as it needs: combine, record, evaluate, checkpoint."""
@@ -130,6 +131,7 @@ class Coordinator:
         for number in range(1, self.federation.attempts + 1):
             ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort)
             self.log("round", run=self.plan.run, round=round, attempt=number)
+            self.statement.ask(cohort)
             try:
                 return ask, self._attempt(ask)
             except (RoundFailed, grpc.RpcError) as error:
@@ -183,6 +185,7 @@ class Coordinator:
         moments = {f"{MOMENT}{name}": array for name, array in self.strategy.state().items()}
         with self.metrics.phase("checkpoint"):
             self.checkpoints.save(round, {**moments, **self.models})
+        self.done = round
 
     def _resume(self, saved: dict[str, NDArray[np.float32]]) -> None:
         # Attempts of the interrupted run may have been released: our names must differ from theirs.
@@ -193,6 +196,8 @@ class Coordinator:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, grpc.RpcError):
+        return explain(error)
     return str(error) if isinstance(error, FederationError) else f"{type(error).__name__}: {error}"
 
 
@@ -200,4 +205,4 @@ def _retryable(error: RoundFailed | grpc.RpcError) -> str | None:
     """Why another attempt may help, or None."""
     if isinstance(error, RoundFailed):
         return str(error)
-    return f"middleware: {error.code().name}" if error.code().name in PASSING else None
+    return explain(error) if error.code().name in PASSING else None

@@ -23,8 +23,11 @@ from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.provision import Choices, provision
 from fl_privacy.deploy.kits.serve import alone
 from fl_privacy.deploy.processes import OLD_LOGS, Fleet
+from fl_privacy.dp import ldp
+from fl_privacy.dp.ledger import Ledger
 from fl_privacy.errors import LaunchError
 from fl_privacy.identity.pki import Authority
+from fl_privacy.ops.log import Log
 from netns import left
 
 SERVES = """
@@ -193,3 +196,27 @@ def test_status_reports_whether_the_superlink_is_reachable(
     log = site.logs / "relay.log"
     log.write_text('{"time":1.0,"event":"connected"}\n{"time":2.0,"event":"unreachable","reason":"refused"}\n')
     assert background.status(site)["superlink"] == "unreachable: refused"
+
+
+def test_status_is_readable(site: Folder) -> None:
+    """What the site did last, what it has spent, that nothing limits it, and why it declined."""
+    federation = {**site.federation.model_dump(mode="json"), "privatise": {"kind": "ldp"}}
+    federation["sites"] = [{**one, "epsilon": 2.0} for one in federation["sites"]]
+    made = Federation.model_validate(federation)
+    provision(made, site.path.parent, Authority.open(site.path.parent.parent / "ca"), choices=Choices(metrics=None))
+    Ledger(site.state / "ledger.jsonl", 9.0, 1e-5, "site-0").charge("attempt", ldp.charge(2.0, 1e-5))
+    log = Log("site-0", site.logs / "worker.log", site.logs / "events.jsonl")
+    log("metrics-failing", reason="metrics 127.0.0.1:9464: in use")
+    log("not-sent", run="run-1", round=3, reason="budget: this round would raise epsilon\x1b[31m")
+    with served(site):
+        done = cli("site", "status", site.path)
+        lines = {line[2:13].strip(): line[14:] for line in done.stdout.splitlines()[1:]}
+    assert done.stdout.startswith("site-0 of federation kits: up\n")
+    assert "not-sent, run run-1, round 3" in lines["last event"]
+    assert "round 3 of run-1: budget: this round would raise epsilon [31m" in lines["declined"]
+    assert lines["budget"].startswith("epsilon 2.000 spent in 1 rounds, no limit, delta 1e-05 (unit: site")
+    assert lines["metrics"] == "none: metrics 127.0.0.1:9464: in use"
+    found = json_of(cli("site", "status", site.path, "--json"))
+    assert (found["ledger"]["remaining"], found["declined"]["round"]) == (None, 3)
+    log("uploaded", run="run-1", round=4)
+    assert background.status(site)["declined"] is None

@@ -80,7 +80,7 @@ def test_budgets_in_two_forms_and_numbers_that_are_none_are_refused(sites: str) 
 
 
 def test_a_total_without_noise_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"sites\.epsilon_total: 'site-0' has one, and privatise\.kind is none"):
+    with pytest.raises(ConfigError, match=r"sites\.epsilon_total: 'site-0' has 8, and privatise\.kind is none"):
         federation("none")
 
 

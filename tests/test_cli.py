@@ -97,7 +97,7 @@ ERRORS = [
     (("up", "nowhere.yaml"), "nowhere.yaml"),
     (("up", QUICKSTART, "--engine", "cloud"), "cloud"),
     (("transcript", "show", "nowhere"), "nowhere"),
-    (("transcript", "verify", "nowhere"), "ca"),
+    (("transcript", "verify", "nowhere"), "no such run"),
     (("plan", QUICKSTART, "--jsn"), "--jsn"),
     (("preflight", QUICKSTART, "--peer", "127.0.0.1:1"), "--keys"),
     (("up", QUICKSTART, "--resume", "nothing"), "nothing"),

@@ -37,6 +37,8 @@ BAD = {
     "sites: [{name: a, device: gpu}]\nroute: {kind: server}": ("sites.0.device", "gpu"),
     "sites: [{name: a, epsilon: 0}]\nroute: {kind: server}": ("sites.0.epsilon", "0"),
     "sites: [{name: a, epsilon: .nan}]\nroute: {kind: server}": ("sites.0.epsilon", "nan"),
+    "sites: [{name: a, epsilon: 2}]\nroute: {kind: server}": ("sites.epsilon", "no noise is added"),
+    "sites: {count: 5, epsilon: [1, 2]}": ("sites.epsilon", "privatise"),
     "sites: 5\ndeadline: 0": ("deadline", "0"),
     "sites: 5\nseed: -1": ("seed", "-1"),
     "sites: 5\ncombine: {kind: fedprox, mu: -1}": ("combine.mu", "-1"),
@@ -62,6 +64,37 @@ def test_rounds_per_message_is_refused_in_plain_words(written: str, shown: str) 
         Federation.parse(f"sites: 5\nrounds_per_message: {written}")
     reason = f"rounds_per_message: {shown} was given: use auto or a number from 1 to 100000"
     assert str(error.value) == f"config: {reason}"
+
+
+WORDS = {
+    "sites: 5\nroute: {kind: shufler}": "route.kind: 'shufler' was given: unknown; use one of .*did you mean shuffler?",
+    "sites: 5\nroute: shuffler": "route: 'shuffler' was given: write {kind: NAME}, with one of server, ",
+    "sites: [st-mary, charite]": "sites.0: 'st-mary' was given: use keys and values, such as {name: ...}",
+    "sites: five": "sites: 'five' was given: needs a count, a list of sites",
+    "sites: []": "sites: [] was given: needs a count",
+    "sites: [{name: St Mary}]": "'St Mary' was given: use at most 63 lower-case letters, digits and hyphens",
+    "sites: 5\nhosts: {superlink: here}": "hosts.superlink: 'here' was given: use host:port",
+    "sites: 5\nrounds: many": "rounds: 'many' was given: use a whole number",
+    "sites: 5\ntask: {partition: {kind: idd}}": "use iid, dirichlet or by-site; did you mean iid?",
+    "sites: 5\nround: 3": "round: unknown key; did you mean rounds?",
+    "sites: 5\ntask: {modle: mlp}": "task.modle: unknown key; did you mean model?",
+}
+
+
+@pytest.mark.parametrize("text", WORDS)
+def test_an_error_is_in_words_of_the_config_and_not_of_python(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Federation.parse(text)
+    first, _, last = WORDS[text].partition(".*")
+    assert first in str(error.value)
+    assert last in str(error.value)
+    for foreign in ("input", "dictionary", "instance", "tuple", "pattern", "tag", "parse"):
+        assert foreign not in str(error.value)
+
+
+def test_many_problems_of_one_kind_do_not_flood_the_line() -> None:
+    with pytest.raises(ConfigError, match=r"and 192 more$"):
+        Federation.parse("sites: {count: 200, epsilon: lots}")
 
 
 def test_all_problems_are_named_at_once() -> None:

@@ -120,7 +120,7 @@ def test_the_same_attempt_is_charged_once(tmp_path: Path) -> None:
 def test_units_are_never_mixed(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger", 10.0, DELTA)
     ledger.charge("a", round_charge(1.0))
-    with pytest.raises(LedgerError, match="use a separate ledger for each"):
+    with pytest.raises(LedgerError, match="give the federation another name"):
         ledger.charge("b", Charge(1.0, unit="record", adjacency="add-or-remove", rate=0.1, steps=10))
 
 

@@ -303,7 +303,7 @@ def test_the_round_that_would_overspend_is_refused_before_training(tmp_path: Pat
 
 def test_a_ledger_of_whole_updates_refuses_record_level_charges(tmp_path: Path) -> None:
     Ledger(tmp_path / "ledger.jsonl", 20.0, DELTA, "a").charge("before", ldp.charge(1.0, DELTA))
-    with pytest.raises(LedgerError, match="use a separate ledger for each"):
+    with pytest.raises(LedgerError, match="give the federation another name"):
         Idle(federation(tmp_path), "a", tmp_path, records=288).prepare("run", 1, "attempt", never)
 
 

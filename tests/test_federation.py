@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -143,9 +144,8 @@ def wait_for_event(log: Path, event: str, count: int = 1, timeout: float = 120) 
     raise AssertionError(f"no event {event} within {timeout} s")
 
 
-@pytest.fixture
-def interrupted(engine: str, runs: Path, tmp_path: Path) -> Path:
-    """A run interrupted by Ctrl-C after its second round."""
+def interrupt(engine: str, runs: Path, tmp_path: Path, rounds: int) -> tuple[Path, list[str]]:
+    """A run that was interrupted by Ctrl-C after so many rounds (0: at once), and what was printed."""
     config = tmp_path / "repeatable.yaml"
     config.write_text(REPEATABLE)
     before = set(runs.iterdir())
@@ -156,24 +156,39 @@ def interrupted(engine: str, runs: Path, tmp_path: Path) -> Path:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     while not (found := [p for p in runs.iterdir() if p not in before and p.name.startswith("repeatable-")]):
         time.sleep(0.05)
-    wait_for_event(found[0] / "logs" / "server.log", "evaluated", 3)
+    if rounds:
+        wait_for_event(found[0] / "logs" / "server.log", "evaluated", rounds + 1)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.strip() == "interrupted; all processes have been stopped"
-    return found[0]
+    assert errors.splitlines()[-1] == "interrupted; all processes have been stopped"
+    return found[0], errors.splitlines()[:-1]
 
 
 @pytest.mark.parametrize("engine", ["local", "simulation"])
 def test_ctrl_c_leaves_nothing_behind_and_the_run_resumes_to_the_same_model(
-    engine: str, interrupted: Path, unbroken: Result, runs: Path
+    engine: str, tmp_path: Path, unbroken: Result, runs: Path
 ) -> None:
+    interrupted, (hint,) = interrupt(engine, runs, tmp_path, 2)
     assert processes_of(interrupted) == []
     assert verify(interrupted, (runs / "pki" / "ca.pem").read_bytes()).ok
-    resumed = up(Federation.parse(REPEATABLE), engine, runs, resume=interrupted.name)
-    assert (resumed.status, resumed.rounds) == ("completed", 4)
+    assert open_run(interrupted).manifest["rounds"] in (2, 3)
+    command = shlex.split(hint.removeprefix("resume the run with: "))
+    resumed = json_of(subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=240))
+    assert (resumed["status"], resumed["rounds"], resumed["run"]) == ("completed", 4, interrupted.name)
     assert open_run(interrupted).view("server").rounds == [1, 2, 3, 4]
+    assert open_run(interrupted).manifest["rounds"] == 4
     assert np.array_equal(final_model(interrupted), final_model(unbroken.path))
+
+
+@pytest.mark.e2e
+def test_a_run_that_never_started_says_so(runs: Path, tmp_path: Path) -> None:
+    interrupted, printed = interrupt("simulation", runs, tmp_path, 0)
+    assert printed == ["the run never started, so there is nothing to resume"]
+    assert "never started" in cli("status", interrupted).stdout
+    refused = cli("up", "--resume", interrupted)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "never started; start a new run" in refused.stderr
 
 
 @pytest.mark.e2e
@@ -185,6 +200,7 @@ def test_missing_data_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert "mnist" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()  # nothing was started, and no run was made
 
 
 def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -50,6 +50,40 @@ def test_every_party_of_twenty_sites_gets_a_kit_with_its_files(tmp_path: Path) -
     assert len(list((tmp_path / "kits" / "superlink" / "nodes").glob("*.pub"))) == 20
 
 
+def test_kits_can_be_made_with_the_authority_s_certificate_alone(tmp_path: Path, authority: Authority) -> None:
+    config, public = write(tmp_path, federation()), tmp_path / "public"
+    public.mkdir()
+    authority.revoke("fl-privacy://kits/site/site-9")
+    for name in ("ca.pem", "revoked.pem"):
+        (public / name).write_bytes((authority.folder / name).read_bytes())
+    for number, given in enumerate((public, public / "ca.pem")):
+        out = tmp_path / f"kits-{number}"
+        done = cli("provision", config, "--out", out, "--pki", given)
+        assert done.returncode == 0, done.stderr
+        assert (out / "site-0" / "keys" / "ca.pem").read_bytes() == authority.pem
+        assert (out / "site-0" / "keys" / "revoked.pem").exists()
+    refused = cli("provision", config, "--out", tmp_path / "signed", "--pki", public, "--sign").stderr
+    assert "ca.key" in refused
+    assert "remove" not in refused
+    missing = cli("provision", config, "--out", tmp_path / "none", "--pki", tmp_path / "nowhere").stderr
+    assert "fl-privacy pki init" in missing
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_kit_lists_every_setting_of_its_owner(tmp_path: Path, authority: Authority) -> None:
+    provision(federation(), tmp_path / "kits", authority)
+    kit, values = tmp_path / "kits" / "site-0", {"data": "/d", "device": "cuda:1", "policy": "p", "proxy": "http://p:1"}
+    for key, value in values.items():
+        text = (kit / "kit.yaml").read_text()
+        (line,) = [line for line in text.splitlines() if line.startswith(f"# {key}: ")]
+        (kit / "kit.yaml").write_text(text.replace(line, f"{key}: {value}"))
+    assert {key: str(getattr(Folder.open(kit).kit, key)) for key in values} == values
+    assert "# device:" not in (tmp_path / "kits" / "shuffler" / "kit.yaml").read_text()
+    before = (kit / "kit.yaml").read_bytes()
+    provision(federation(), tmp_path / "kits", authority)
+    assert (kit / "kit.yaml").read_bytes() == before
+
+
 def test_a_second_provisioning_changes_nothing(tmp_path: Path, authority: Authority) -> None:
     made = federation()
     provision(made, tmp_path / "kits", authority, sign=True)
@@ -225,12 +259,16 @@ def test_missing_data_are_named(tmp_path: Path, authority: Authority) -> None:
 
 
 def test_a_taken_port_is_named(site: Path) -> None:
+    """A role that cannot listen cannot start; a role without metrics can."""
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
         change(site.parent / "shuffler", listen=f"{HERE}:{port}")
         change(site, metrics=f"{HERE}:{port}")
-        for kit in (site.parent / "shuffler", site):
-            assert f"{HERE}:{port}" in failures(kit)["port"]
+        assert f"{HERE}:{port}" in failures(site.parent / "shuffler")["port"]
+        (warned,) = [check for check in of_kit.run(Folder.open(site), reach=False) if check.name == "metrics"]
+        assert warned.ok
+        assert f"{HERE}:{port} is in use" in warned.detail
+        assert "`metrics` in kit.yaml" in warned.fix
 
 
 def test_an_unknown_host_name_is_named(site: Path) -> None:
@@ -265,7 +303,7 @@ def test_all_failures_are_listed_at_once(site: Path, tmp_path: Path) -> None:
         plain = cli("preflight", site)
     assert done.returncode == plain.returncode == 2
     failed = {check["name"] for check in json_of(done)["checks"] if not check["ok"]}
-    assert failed == {"certificate", "port", "device", "node", "policy", "name", "peer"}
+    assert failed == {"certificate", "device", "node", "policy", "name", "peer"}
     assert plain.stdout.count("FAIL") == plain.stdout.count("fix:") == len(failed)
     assert "Traceback" not in plain.stdout + plain.stderr
 

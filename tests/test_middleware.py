@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,8 +57,12 @@ LEAST_P = 1e-6
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 
 
-def federation(**changes: Any) -> Federation:
-    sites = [{"name": f"site-{i}", "epsilon": epsilon} for i, epsilon in enumerate(EPSILONS)]
+def federation(labelled: bool = False, **changes: Any) -> Federation:
+    """Four sites, with `labelled` each with a budget of its own."""
+    sites: list[dict[str, Any]] = [{"name": f"site-{i}"} for i in range(len(EPSILONS))]
+    if labelled:
+        sites = [{**site, "epsilon": epsilon} for site, epsilon in zip(sites, EPSILONS, strict=True)]
+        changes = {"privatise": {"kind": "ldp", "clip": 1.0}, **changes}
     route = {"kind": "shuffler", "level": "parameter", "n_min": 3}
     return Federation.model_validate({"name": "test", "sites": sites, "route": route, **changes})
 
@@ -87,6 +92,24 @@ def run(shuffler: Deployment) -> Iterator[str]:
     name = f"run-{next(_runs)}"
     yield name
     status(shuffler.server.finish, pb.FinishRequest(run=name), timeout=CALL)
+
+
+def test_a_failed_call_is_explained_in_one_line_of_our_own(shuffler: Deployment, keys: Keys, run: str) -> None:
+    nobody = Party("127.0.0.1:1", keys.of("server", "server"))
+    calls: dict[str, Callable[[], Any]] = {
+        "UNAVAILABLE: not reachable, or it refused our certificate": lambda: nobody.stub.finish(
+            pb.FinishRequest(run=run), timeout=CALL
+        ),
+        "PERMISSION_DENIED: site: may not call this; only server may": lambda: shuffler.site(0).finish(
+            pb.FinishRequest(run=run), timeout=CALL
+        ),
+    }
+    for expected, call in calls.items():
+        with pytest.raises(grpc.RpcError) as error:
+            call()
+        assert client.explain(error.value).startswith(f"middleware: {expected}")
+        assert not re.search(r"\n|Inactive|ipv4", client.explain(error.value))
+    nobody.close()
 
 
 # Bad submissions: name -> (status, what is sent instead of this good update).
@@ -129,7 +152,6 @@ BAD: dict[str, tuple[str, Callable[[pb.RoundHeader, Array], Iterator[Any]]]] = {
     "round overflow": ("NOT_FOUND", lambda r, u: _header(r, u, round=2**32 - 1)),
     "wrong attempt": ("FAILED_PRECONDITION", lambda r, u: _header(r, u, attempt="another")),
     "unknown tier": ("INVALID_ARGUMENT", lambda r, u: _header(r, u, tier="site-0 was here")),
-    "another site's tier": ("INVALID_ARGUMENT", lambda r, u: _header(r, u, tier=f"{EPSILONS[1]:g}")),
     "floor nobody can meet": ("INVALID_ARGUMENT", lambda r, u: _header(r, u, floor=10_000)),
 }
 
@@ -141,14 +163,14 @@ def test_bad_submissions_get_their_status_and_only_good_ones_are_collected(shuff
     got = {name: status(site.submit, make(round, good[0]), timeout=CALL) for name, (_, make) in BAD.items()}
     assert got == {name: code for name, (code, _) in BAD.items()}
     for index in (2, 0, 3, 1):
-        assert not submit(shuffler.site(index), round, good[index], tier=f"{EPSILONS[index]:g}")
+        assert not submit(shuffler.site(index), round, good[index])
         if index == 0:
             assert submit(shuffler.site(0), round, good[0])  # the same bytes: already accepted
             other = vector_header(round, good[1])
             assert status(send, shuffler.site(0), other, good[1]) == "ALREADY_EXISTS"
     release = collect(shuffler.server, round)
     assert (release.phase, release.count) == ("released", 4)
-    assert release.tiers == ["1", "2", "4", "8"]
+    assert release.tiers == [""] * 4
     assert release.rows is not None
     assert np.array_equal(columns(release.rows), columns(good))
 
@@ -551,16 +573,14 @@ async def collected(service: Any, header: pb.RoundHeader) -> tuple[pb.ReleaseHea
     return first.release, data.reshape(first.release.count, -1) if rest else data
 
 
-def shuffler_of(level: str) -> Shuffler:
-    return Shuffler(federation(route={"kind": "shuffler", "level": level, "n_min": 3}), Quiet("shuffler"))
+def shuffler_of(level: str, labelled: bool = False) -> Shuffler:
+    return Shuffler(federation(labelled, route={"kind": "shuffler", "level": level, "n_min": 3}), Quiet("shuffler"))
 
 
-async def play(
-    service: Any, header: pb.RoundHeader, order: list[int], values: Array, labelled: bool = True
-) -> tuple[pb.ReleaseHeader, Array]:
+async def play(service: Any, header: pb.RoundHeader, order: list[int], values: Array) -> tuple[pb.ReleaseHeader, Array]:
     await service.open(opening(header, np.zeros(header.length, np.float32)), SERVER)
     for index in order:
-        tier = f"{EPSILONS[index]:g}" if labelled else ""
+        tier = service.federation.sites[index].tier
         await service.submit(submission(header, values[index], tier=tier), SITES[index])
     return await collected(service, header)
 
@@ -579,7 +599,7 @@ def test_the_order_of_whole_models_reveals_neither_names_nor_arrival() -> None:
         service = shuffler_of("model")
         for number in range(1, rounds + 1):
             order = [(number + shift) % 3 for shift in range(3)]
-            header, matrix = await play(service, round_header("run", number, 2), order, values, labelled=False)
+            header, matrix = await play(service, round_header("run", number, 2), order, values)
             assert header.tiers == ["", "", ""]
             for row, client_ in enumerate(matrix[:, 0].astype(int)):
                 by_name[row, client_] += 1
@@ -593,8 +613,22 @@ def test_the_order_of_whole_models_reveals_neither_names_nor_arrival() -> None:
 def test_a_whole_model_keeps_its_tier() -> None:
     """The server weights models by tier: only models of one tier can be mixed (Shuffle-DP)."""
     values = np.repeat(np.arange(3, dtype=np.float32)[:, None], 2, axis=1)
-    header, matrix = asyncio.run(play(shuffler_of("model"), round_header("run", 1, 2), [2, 0, 1], values))
+    header, matrix = asyncio.run(
+        play(shuffler_of("model", labelled=True), round_header("run", 1, 2), [2, 0, 1], values)
+    )
     assert list(zip(header.tiers, matrix[:, 0], strict=True)) == [("1", 0), ("2", 1), ("4", 2)]
+
+
+def test_a_site_s_label_is_its_own_budget() -> None:
+    async def main() -> None:
+        service, header, update = shuffler_of("parameter", True), round_header("run", 1, 2), np.zeros(2, np.float32)
+        await service.open(opening(header, update), SERVER)
+        for tier in ("", f"{EPSILONS[1]:g}", "site-0 was here"):
+            with refused("INVALID_ARGUMENT"):
+                await service.submit(submission(header, update, tier=tier), SITES[0])
+        await service.submit(submission(header, update, tier=f"{EPSILONS[0]:g}"), SITES[0])
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
@@ -612,10 +646,7 @@ def test_the_order_of_parameters_reveals_neither_names_nor_arrival(order: list[i
 def test_levelled_buckets_have_the_same_noise_in_every_row() -> None:
     """Nothing is left for unmixing by variance: every row of a bucket has the noise of its smallest budget."""
     length = 100_000
-    levelled = federation(
-        route={"kind": "shuffler", "level": "parameter", "n_min": 3, "buckets": "levelled"},
-        privatise={"kind": "ldp", "clip": 1.0},
-    )
+    levelled = federation(True, route={"kind": "shuffler", "level": "parameter", "n_min": 3, "buckets": "levelled"})
     sent = [ldp.privatise(np.zeros(length, np.float32), 1.0, e, 1e-5, bytes([i]) * 32) for i, e in enumerate(EPSILONS)]
     header = round_header("run", 1, length, layers=[length])
     release, rows = asyncio.run(play(Shuffler(levelled, Quiet("shuffler")), header, [0, 1, 2], np.stack(sent)))

@@ -146,7 +146,7 @@ def test_a_certificate_states_identity_hosts_and_validity(keys: Keys) -> None:
 def test_a_party_cannot_sign_for_another(keys: Keys, tmp_path: Path) -> None:
     """Certificates issued by a leaf that acts as an authority are not trusted."""
     site = keys.of("site", "site-0")
-    rogue = Authority(tmp_path, load_key(site.key_file), certificate(site))
+    rogue = Authority(tmp_path, certificate(site), load_key(site.key_file))
     forged = rogue.issue(Identity("test", "server", "server"), tmp_path / "forged")
     with pytest.raises(VerificationError):
         verify(forged, keys.authority)

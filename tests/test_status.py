@@ -46,6 +46,11 @@ class Folder:
                 self.log("server", (number * every, "evaluated", row))
         return self
 
+    def checkpoint(self, round: int) -> Folder:
+        (self.path / "checkpoints").mkdir(exist_ok=True)
+        (self.path / "checkpoints" / f"round-{round:06d}.safetensors").touch()
+        return self
+
     def pids(self, **pids: int) -> Folder:
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "pids.json").write_text(json.dumps(pids))
@@ -100,9 +105,10 @@ def test_a_run_whose_processes_exited_before_it_finished_was_interrupted(tmp_pat
     folder.home.mkdir(parents=True)
     if pids:
         folder.pids(shuffler=gone())
-    found = read(folder.path)
+    assert "no round was completed" in read(folder.path).reason
+    found = read(folder.checkpoint(1).path)
     assert (found.state, found.round, found.seconds_left) == ("interrupted", 1, None)
-    assert "--resume" in found.reason
+    assert found.reason.endswith(f"resume it with fl-privacy up --resume {folder.path}")
 
 
 def test_a_run_in_containers_is_not_reported_as_interrupted(tmp_path: Path) -> None:
@@ -122,8 +128,8 @@ def test_a_run_in_containers_is_not_reported_as_interrupted(tmp_path: Path) -> N
 @pytest.mark.parametrize("last", [(9.0, "failed", {"reason": "KeyboardInterrupt: "}), STARTED])
 def test_a_run_of_a_kit_is_resumed_from_that_kit(tmp_path: Path, last: Any) -> None:
     kit = tmp_path / "{server}"
-    for where, command in ((tmp_path / "elsewhere" / "runs", "KIT"), (kit / "runs", str(kit))):
-        folder = Folder(where).manifest().log("server", STARTED, last)
+    for where, command in ((tmp_path / "elsewhere" / "runs", "KIT"), (kit / "runs", f"'{kit}'")):
+        folder = Folder(where).manifest().log("server", STARTED, last).checkpoint(1)
         kit.mkdir(exist_ok=True)
         (kit / "kit.yaml").touch()
         found = read(folder.path, NOW + 5000)
@@ -201,11 +207,12 @@ def test_a_manifest_that_is_not_json_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_a_run_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "kit" / "logs").mkdir(parents=True)
-    for path in (tmp_path / "kit", tmp_path / "nothing"):
+    (tmp_path / "kit" / "kit.yaml").touch()
+    for path, why in ((tmp_path / "kit", "not a run"), (tmp_path / "nothing", "no such run")):
         done = cli("status", path)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
-        assert f"{path}: not a run" in done.stderr
+        assert f"{path}: {why}" in done.stderr
 
 
 def test_status_loads_nothing_heavy() -> None:

@@ -80,7 +80,7 @@ def test_an_unwritable_folder_does_not_fail_the_run(tmp_path: Path) -> None:
 
 def test_verify_prefers_the_run_s_own_authority_to_the_local_one(tmp_path: Path) -> None:
     run = tmp_path / "a-run"
-    run.mkdir()
+    (run / "logs").mkdir(parents=True)
     assert "pki/ca.pem not found" in cli("transcript", "verify", run).stderr
     local = Authority.open(tmp_path / "pki")
     assert "manifest.json" in cli("transcript", "verify", run).stdout

@@ -28,7 +28,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file
 
 from fl_privacy.errors import TranscriptError
-from fl_privacy.transcript import RunWriter, ViewWriter, arrays, chain, open_run, verify
+from fl_privacy.transcript import RunWriter, ViewWriter, arrays, chain, open_run, verify, write
 from fl_privacy.transcript.events import Invited, Mixing, Other, Receipt, Row, parse, rows_of
 from fl_privacy.transcript.files import canonical, sha256
 from fl_privacy.transcript.signing import HEAD_DOMAIN, Signer
@@ -815,6 +815,30 @@ def test_a_resumed_run_keeps_its_past(tmp_path: Path) -> None:
     assert verify(path, CA.pem).ok
     with pytest.raises(TranscriptError, match="holds run run-1"):
         RunWriter(path, {"run": "run-2"}, *SERVER)
+
+
+def test_a_run_of_format_1_verifies_and_is_resumed_as_format_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as old:
+        old.setattr(write, "FORMATS", (1,))
+        path = make_run(tmp_path)
+        RunWriter(path, {"run": RUN, "private": True}, *SERVER).close("completed")
+    assert (open_run(path).manifest["format"], problems(path)) == (1, "")
+    RunWriter(path, {"run": RUN}, *SERVER).close("completed")
+    assert (open_run(path).manifest["format"], "private" in open_run(path).manifest) == (2, False)
+    assert problems(path) == ""
+
+
+def test_a_completed_run_has_the_rounds_and_the_changes_that_it_states(tmp_path: Path) -> None:
+    path = make_run(tmp_path, close=None)
+    change = {"from_round": 2, "fields": [{"field": "rounds", "old": 1, "new": 3}]}
+    RunWriter(path, {"run": RUN, "guarantee": {}, "changes": [change]}, *SERVER).close("completed", rounds=3)
+    report = verify(path, CA.pem)
+    assert report.ok
+    assert any("from round 2: rounds 1 -> 3" in finding.message for finding in report.findings)
+    RunWriter(path, {"run": RUN}, *SERVER).close("completed", rounds=5)
+    assert "states 5 rounds, and the server's view ends with round 3" in problems(path)
+    RunWriter(path, {"run": RUN, "changes": [{"from_round": "x"}]}, *SERVER).close("completed", rounds=3)
+    assert "changes is malformed" in problems(path)
 
 
 def test_a_changed_manifest_is_not_resumed(run_path: Path) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from attacks.common.observed import as_received
-from fl_privacy.config import Federation
+from fl_privacy.config.changes import config_of
 from fl_privacy.errors import TranscriptError
 from fl_privacy.shuffle.job import Job, mix, top_up
 from fl_privacy.tasks.attacker import Facts, facts_of
@@ -56,7 +56,7 @@ class Truth:
     """The truth of a run that was made with `audit: true`, read when it is asked for."""
 
     def __init__(self, run: Run, data_dir: Path | None = None) -> None:
-        self.federation = Federation.model_validate(run.manifest["config"])
+        self.federation = config_of(run.manifest, str(run.path / "manifest.json"))
         if not self.federation.audit or not run.sites:
             raise TranscriptError(f"{run.path}: holds no truth to score against; record the run with `audit: true`")
         self._run, self._data_dir, self._rounds = run, data_dir, dict[int, RoundTruth]()

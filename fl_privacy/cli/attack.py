@@ -11,33 +11,36 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .common import INTERRUPTED, DataDir, Json, RunPath, app, err, interrupt, out, say
+from .common import INTERRUPTED, DataDir, Json, RunName, RunsDir, app, err, interrupt, out, say
 
 
 @app.command()
 def attack(
-    run: RunPath,
+    run: RunName,
     names: Annotated[list[str] | None, typer.Argument(help="Attacks; default: all that can read the views.")] = None,
     observer: Annotated[
         str, typer.Option(help="Whose views are read, as A,B where they collude; default: all the attack can use.")
     ] = "",
+    runs_dir: RunsDir = Path("runs"),
     data_dir: DataDir = None,
     seeds: Annotated[int, typer.Option(help="How often each attack is repeated, for its interval.")] = 3,
     as_json: Json = False,
 ) -> None:
     """Replay attacks on a recorded run; the scores are printed and kept in the run's folder `attacks`."""
     from attacks.common.replay import keep, replay
+    from fl_privacy.ops.runs import find
 
+    path = find(run, runs_dir)
     observers = [name.strip() for name in observer.split(",") if name.strip()]
     with err.status("reading the run") as status:
-        found = replay(run, names or (), data_dir, seeds, status.update, observers)
-    keep(run, found)
+        found = replay(path, names or (), data_dir, seeds, status.update, observers)
+    keep(path, found)
     if as_json:
-        print(json.dumps({"run": run.name, "attacks": found}))
+        print(json.dumps({"run": path.name, "attacks": found}))
         return
     for name, scored in found.items():
         seen_by = ", ".join(scored["observers"])
-        table = Table(title=f"{name} on {run.name}, seen by {seen_by}: mean of {seeds}, and what chance gives")
+        table = Table(title=f"{name} on {path.name}, seen by {seen_by}: mean of {seeds}, and what chance gives")
         for column in ("measure", "value", "+-", "chance", "by group"):
             table.add_column(column, justify="left" if column in ("measure", "by group") else "right")
         for measure, m in scored["measures"].items():

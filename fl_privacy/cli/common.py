@@ -10,10 +10,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from fl_privacy import __version__
+
 INTERRUPTED = 130
 
 app = typer.Typer(
-    help="Private federated learning, and attacks that measure what leaks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -23,7 +24,7 @@ out = Console()
 err = Console(stderr=True)
 
 Config = Annotated[Path, typer.Argument(help="The federation's YAML.", show_default=False)]
-RunPath = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its name or its folder.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
 DataDir = Annotated[
@@ -43,6 +44,21 @@ def show(found: Any, as_json: bool, lines: Iterable[str]) -> None:
         return
     for line in lines:
         say(line)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fl-privacy {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = (
+        False
+    ),
+) -> None:
+    """Private federated learning, and attacks that measure what leaks."""
 
 
 def interrupt(*_: object) -> NoReturn:

@@ -12,7 +12,7 @@ import typer
 from fl_privacy.errors import FederationError
 
 from .common import Config, DataDir, Json, RunsDir, app, interrupt, out, show
-from .run import print_result, progress
+from .run import print_result, progress, resumable
 
 if TYPE_CHECKING:
     from fl_privacy.deploy.engines.follow import Result
@@ -24,7 +24,9 @@ KitPath = Annotated[Path, typer.Argument(help="A start kit's folder.", show_defa
 def provision(
     config: Config,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for the kits, one subfolder each.")] = Path("kits"),
-    pki: Annotated[Path | None, typer.Option(help="The authority's folder; kits get its certificate.")] = None,
+    pki: Annotated[
+        Path | None, typer.Option(help="The authority's folder, or just its ca.pem, which kits get.")
+    ] = None,
     sign: Annotated[bool, typer.Option("--sign", help="Make and sign all keys here, for trials.")] = False,
     services: Annotated[bool, typer.Option("--compose", help="Address roles by their compose services.")] = False,
     data: Annotated[Path | None, typer.Option(help="Data folder to set in the kits.")] = None,
@@ -37,13 +39,14 @@ def provision(
     from fl_privacy.deploy.kits import kit_files
     from fl_privacy.deploy.kits.kit import Folder
     from fl_privacy.deploy.kits.provision import Choices, provision as write
+    from fl_privacy.identity.anchor import Anchor
     from fl_privacy.identity.pki import Authority
 
     federation = Federation.load(config)
     wanted = None
     if services:
         federation, wanted = compose.addressed(federation), compose.mounted(federation, out_dir)
-    authority = Authority.open(pki) if pki else None
+    authority = None if pki is None else Authority.open(pki) if sign else Anchor.read(pki)
     made = write(federation, out_dir, authority, sign, Choices(data=data, runs=runs), wanted)
     kept = [str(file) for path in made for file in kit_files.kept(Folder.open(path))]
     lines = [f"{len(made)} kits are in {out_dir}; each has a README.md for its machine", *_kept(kept)]
@@ -139,7 +142,7 @@ def train(
     signal.signal(signal.SIGTERM, interrupt)
     try:
         folder = Folder.open(kit)
-        with progress(folder.federation, as_json) as view:
+        with resumable(), progress(folder.federation, as_json) as view:
             result = start(folder, fresh, run, view)
         if as_json:
             print(result.to_json(), flush=True)

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fl_privacy.errors import FederationError
+from fl_privacy.errors import FederationError, Interrupted
 
-from .common import Config, DataDir, Json, RunsDir, app, err, interrupt, out, say
+from .common import INTERRUPTED, Config, DataDir, Json, RunsDir, app, err, interrupt, out, say
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -32,22 +34,39 @@ class Engine(StrEnum):
 
 @app.command()
 def up(
-    config: Config,
-    engine: Annotated[Engine, typer.Option(help="Where the sites run.")] = Engine.local,
+    config: Annotated[
+        Path | None, typer.Argument(help="The federation's YAML; not needed with --resume.", show_default=False)
+    ] = None,
+    engine: Annotated[
+        Engine | None, typer.Option(help="Where the sites run; default: local, or where the resumed run ran.")
+    ] = None,
     runs_dir: RunsDir = Path("runs"),
     data_dir: DataDir = None,
-    resume: Annotated[str | None, typer.Option(help="Name of an interrupted run to resume.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Resume this run; CONFIG may add rounds or a longer deadline.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a federation: shows live progress, then the run's folder."""
     from fl_privacy.config import Federation
+    from fl_privacy.deploy.engines.resume import Earlier, Start
 
-    federation = Federation.load(config)
-    signal.signal(signal.SIGTERM, interrupt)
-    if engine is Engine.compose:
-        result = _in_containers(federation, runs_dir, data_dir, resume, as_json)
+    earlier = Earlier.find(resume, runs_dir) if resume else None
+    if config is not None:
+        federation = Federation.load(config)
+    elif earlier is not None:
+        federation = earlier.federation()
     else:
-        result = _in_processes(federation, engine, runs_dir, data_dir, resume, as_json)
+        raise FederationError("config: missing; give the federation's YAML, or --resume RUN")
+    run_dir, start = (earlier.run_dir, earlier.start) if earlier else (None, Start())
+    chosen = engine or Engine(start.engine)
+    signal.signal(signal.SIGTERM, interrupt)
+    where = (runs_dir, data_dir or start.data_dir, run_dir, as_json)
+    with resumable():
+        if chosen is Engine.compose:
+            result = _in_containers(federation, *where)
+        else:
+            result = _in_processes(federation, chosen, *where)
     if as_json:
         print(result.to_json(), flush=True)
     elif result.status == "completed":
@@ -57,7 +76,7 @@ def up(
 
 
 def _in_processes(
-    federation: Federation, engine: Engine, runs_dir: Path, data_dir: Path | None, resume: str | None, as_json: bool
+    federation: Federation, engine: Engine, runs_dir: Path, data_dir: Path | None, resume: Path | None, as_json: bool
 ) -> Result:
     from fl_privacy.deploy.engines.engine import up as start
 
@@ -75,12 +94,10 @@ def progress(federation: Federation, as_json: bool) -> View:
 
 
 def _in_containers(
-    federation: Federation, runs_dir: Path, data_dir: Path | None, resume: str | None, as_json: bool
+    federation: Federation, runs_dir: Path, data_dir: Path | None, resume: Path | None, as_json: bool
 ) -> Result:
     from fl_privacy.deploy.engines.containers import up as start
 
-    if resume:
-        raise FederationError("resume: not supported with --engine compose; start a new run")
     console = err if as_json else out
 
     def report(line: str) -> None:
@@ -88,18 +105,31 @@ def _in_containers(
             say(line, console)
 
     with console.status("starting the containers"):
-        return start(federation, runs_dir, data_dir, report)
+        return start(federation, runs_dir, data_dir, report, resume)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """After Ctrl-C, print the command that resumes the run, or that there is nothing to resume."""
+    from fl_privacy.ops.status import NEVER, read, resume_words
+
+    try:
+        yield
+    except Interrupted as error:
+        words = resume_words(Path(os.path.relpath(error.run_dir)))
+        begun = "the run never started" if read(error.run_dir).state == NEVER else "no round was completed"
+        left = f"resume the run with: {_program()} {words}" if words else f"{begun}, so there is nothing to resume"
+        print(left, file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def print_result(result: Any) -> None:
-    from fl_privacy.dp import gaussian
+    from fl_privacy.deploy import ledgers
     from fl_privacy.ops.view import score
 
     path = os.path.relpath(result.path)
     for row in result.ledgers:
-        left = "no limit" if row["epsilon"] >= gaussian.LARGEST_EPSILON else f"{row['remaining']:.3f} left"
-        spent = f"epsilon {row['spent']:.3f} spent in {row['charges']} rounds, {left}, delta {row['delta']:g}"
-        say(f"ledger {row['site']}: {spent} (unit: {row['unit']}, adjacency: {row['adjacency']})")
+        say(f"ledger {row['site']}: {ledgers.line(row)}")
     say(f"\nfinal {score(vars(result))} after {result.rounds} rounds in {result.seconds:.1f} s")
     say(f"the run is in  {path}\ntry next       {_program()} transcript verify {path}")
 

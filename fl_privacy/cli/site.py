@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -70,5 +72,44 @@ def accept_task(
     show({"task": task.label, "sha256": task.sha256, "accepted": True}, as_json, ["accepted"])
 
 
-def _tell(found: dict[str, object], as_json: bool) -> None:
-    show(found, as_json, (f"{key:<12} {value}" for key, value in found.items() if value not in (None, "", {})))
+def _tell(found: dict[str, Any], as_json: bool) -> None:
+    show(found, as_json, _lines(found))
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    """A site's status in words; only what is known has a line."""
+    from fl_privacy.deploy import ledgers
+
+    of = f" of federation {found['federation']}" if "federation" in found else ""
+    yield f"{found['site']}{of}: {found['state']}" + (f" (pid {found['pid']})" if found.get("pid") else "")
+    if found.get("processes"):
+        yield _line("processes", ", ".join(f"{name} (pid {pid})" for name, pid in found["processes"].items()))
+    if found.get("superlink"):
+        yield _line("superlink", found["superlink"])
+    if last := found.get("last"):
+        facts = [f"{key} {last[key]}" for key in ("run", "round", "first", "last") if last.get(key) is not None]
+        why = [str(last["reason"])] if last.get("reason") else []
+        yield _line("last event", f"{_time(last['time'])}  {', '.join([str(last['event']), *facts, *why])}")
+    if declined := found.get("declined"):
+        where = f"round {declined['round']} of {declined['run']}: " if declined["round"] is not None else ""
+        yield _line("declined", f"{_time(declined['time'])}  {where}{declined['reason']}")
+    if found.get("ledger"):
+        yield _line("budget", ledgers.line(found["ledger"]))
+    if found.get("metrics"):
+        yield _line("metrics", found["metrics"])
+    if found.get("logs"):
+        yield _line("logs", found["logs"])
+
+
+def _line(key: str, value: str) -> str:
+    """Logs may quote a peer: nothing in them controls the terminal."""
+    return f"  {key:<11} " + "".join(c if c.isprintable() else " " for c in value)
+
+
+def _time(at: Any) -> str:
+    """Local time; event files have it as text, logs as seconds."""
+    try:
+        made = datetime.fromisoformat(at) if isinstance(at, str) else datetime.fromtimestamp(at)
+        return made.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, TypeError, OverflowError, OSError):
+        return "some time ago"

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Json, RunPath, app, show
+from .common import Json, RunName, RunsDir, app, show
 
 if TYPE_CHECKING:
     from fl_privacy.ops.status import Status
 
 
 @app.command()
-def status(run: RunPath, as_json: Json = False) -> None:
+def status(run: RunName, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     """Show a run's state, round, score, time left, failed attempts, processes and budgets."""
+    from fl_privacy.ops.runs import find
     from fl_privacy.ops.status import read
 
-    found = read(run)
+    found = read(find(run, runs_dir))
     show(asdict(found), as_json, _lines(found))
 
 

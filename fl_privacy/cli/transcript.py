@@ -9,7 +9,7 @@ import typer
 
 from fl_privacy.errors import FederationError
 
-from .common import Json, RunPath, app, show as tell
+from .common import Json, RunName, RunsDir, app, show as tell
 
 commands = typer.Typer(help="Read and verify what a run recorded.", no_args_is_help=True)
 app.add_typer(commands, name="transcript")
@@ -17,7 +17,8 @@ app.add_typer(commands, name="transcript")
 
 @commands.command()
 def verify(
-    run: RunPath,
+    run: RunName,
+    runs_dir: RunsDir = Path("runs"),
     ca: Annotated[
         Path | None,
         typer.Option(help="The authority's certificate; default: .RUN.ca.pem or pki/ca.pem beside the run."),
@@ -25,15 +26,16 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check every digest, chain and signature of a run."""
+    from fl_privacy.ops.runs import find
     from fl_privacy.transcript import verify as check
     from fl_privacy.transcript.run import anchor
 
-    run = run.resolve()
-    own = anchor(run)  # for a run across machines or containers; runs of the local engine share one authority
-    authority = ca or (own if own.exists() else run.parent / "pki" / "ca.pem")
+    path = find(run, runs_dir).resolve()
+    own = anchor(path)  # for a run across machines or containers; runs of the local engine share one authority
+    authority = ca or (own if own.exists() else path.parent / "pki" / "ca.pem")
     if not authority.exists():
         raise FederationError(f"ca: {authority} not found; give the authority's certificate with --ca")
-    report = check(run, authority.read_bytes())
+    report = check(path, authority.read_bytes())
     found = {"ok": report.ok, "findings": [vars(finding) for finding in report.findings]}
     tell(found, as_json, map(str, report.findings))
     if not report.ok:
@@ -41,22 +43,28 @@ def verify(
 
 
 @commands.command()
-def show(run: RunPath, as_json: Json = False) -> None:
+def show(run: RunName, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     """Show what a run recorded: status, metrics, and what each observer saw."""
+    from fl_privacy.config.guarantee import stated
+    from fl_privacy.ops.runs import find
     from fl_privacy.ops.view import score
     from fl_privacy.transcript import open_run
+    from fl_privacy.transcript.run import changes_of
 
-    opened = open_run(run)
+    opened = open_run(find(run, runs_dir))
     views: dict[str, dict[str, Any]] = {}
     for name in opened.observers:
         view = opened.view(name)
         arrays = view.round(view.rounds[-1]).arrays if view.rounds else {}
         views[name] = {"rounds": len(view.rounds), "arrays": {k: list(a.shape) for k, a in arrays.items()}}
-    manifest = opened.manifest
+    manifest, terms = opened.manifest, stated(opened.manifest, str(opened.path))
     lines = [f"{manifest['run']}: {manifest['status']}, made {manifest['created']}"]
+    unstated = "guarantee: not stated (made by an older version)"
+    lines += [f"  {line}" for line in ((unstated,) if terms is None else terms.lines())]
+    lines += [f"  changed {line}" for line in changes_of(manifest, opened.path)]
     lines += [f"  round {row['round']:>3}  {score(row)}  loss {row['loss']:.4f}" for row in opened.metrics]
     for name, seen in views.items():
         shapes = ", ".join(f"{k} {tuple(shape)}" for k, shape in seen["arrays"].items()) or "no array"
         lines.append(f"  {name} saw {seen['rounds']} rounds: {shapes} each")
-    what = {"run": manifest["run"], "status": manifest["status"], "views": views, "metrics": opened.metrics}
-    tell(what, as_json, lines)
+    facts = {key: manifest.get(key) for key in ("run", "status", "rounds", "digest", "changes", "guarantee")}
+    tell({**facts, "views": views, "metrics": opened.metrics}, as_json, lines)

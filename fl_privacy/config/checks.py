@@ -44,8 +44,10 @@ def _budgets(f: Federation) -> Iterator[str]:
         if total is not None and site.epsilon is not None:
             both = "it has both" if site.epsilon_total is not None else f"{total!r} has epsilon_total"
             yield f"sites.epsilon: {site.name!r} has one per round, and {both}; use one form for all sites"
-    if f.unit is None and total is not None:
-        yield f"sites.epsilon_total: {total!r} has one, and privatise.kind is none; use ldp or dpsgd, or remove it"
+        if f.unit is None and site.budget is not None:
+            key = "epsilon" if site.epsilon_total is None else "epsilon_total"
+            fix = f"no noise is added; use ldp or dpsgd, or remove {key}"
+            yield f"sites.{key}: {site.name!r} has {site.budget:g}, and privatise.kind is none: {fix}"
 
 
 def _task(f: Federation) -> Iterator[str]:

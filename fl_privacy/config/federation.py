@@ -19,14 +19,13 @@ from fl_privacy.config.checks import problems
 from fl_privacy.config.task import Task, located
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.errors import ConfigError
-from fl_privacy.reading import NAME, mapping, text_of, validated
+from fl_privacy.reading import ADDRESS, DEVICE, NAME, mapping, text_of, validated
 from fl_privacy.routes import ROUTES
 from fl_privacy.routes.base import Route
 from fl_privacy.routes.shuffler import ShufflerRoute
 from fl_privacy.steps import STEPS
 from fl_privacy.steps.base import Off, Privatise, Step
 
-ADDRESS = r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):[0-9]{1,5}$"
 MAX_SITES = 10_000
 
 Address = Annotated[str, Field(pattern=ADDRESS)]
@@ -40,7 +39,7 @@ class Site(Model):
     epsilon_total: float | None = Field(
         None, gt=0, lt=LARGEST_EPSILON, description="or the budget of all `rounds` together; all sites in the same form"
     )
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda or cuda:N")
+    device: str = Field("cpu", pattern=DEVICE, description="cpu, cuda or cuda:N")
     data: Path | None = Field(None, description="the site's data folder; default: the run's --data-dir")
     policy: Path | None = Field(None, description="the site's policy file, which binds its worker")
     behaviour: Annotated[Behaviour, Chosen(BEHAVIOURS)] | None = Field(
@@ -108,8 +107,10 @@ class Federation(Model):
         """`sites: 5` means site-0 to site-4; `{count: 200, epsilon: [0.5, 8]}` assigns the budgets in turn."""
         shared = dict(value) if isinstance(value, dict) else {}
         count = shared.pop("count", None) if shared else value
-        if isinstance(count, bool) or not isinstance(count, int):
+        if isinstance(value, list | tuple) and value:
             return value
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ValueError("needs a count, a list of sites, or {count: N, epsilon: ...}")
         if not 1 <= count <= MAX_SITES:
             raise ValueError(f"{count} is not a count from 1 to {MAX_SITES}")
         grids = {key: shared.pop(key) for key in ("epsilon", "epsilon_total") if key in shared}

@@ -12,6 +12,7 @@ from fl_privacy.config.federation import Federation, Site
 from fl_privacy.dp import gaussian
 from fl_privacy.dp.ledger import Charge, Ledger, Limit, compose
 from fl_privacy.errors import ConfigError, FederationError
+from fl_privacy.reading import problems
 
 
 class PolicyError(FederationError):
@@ -40,9 +41,7 @@ class Policy(BaseModel):
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"policy {path}: cannot be read ({' '.join(str(error).split())})") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"policy {path}: {field}: {first['msg']}; correct it") from None
+            raise ConfigError(f"policy {path}: {problems(error, cls)}") from None
 
     def check(self, federation: Federation, site: str) -> None:
         """Raise if a federation asks for more than this policy allows."""

@@ -1,13 +1,15 @@
-"""What a site has spent, over all runs."""
+"""What a site has spent, over all runs, and whether it can be charged for this federation at all."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.config import Federation
 from fl_privacy.errors import LaunchError
 
+LEDGER = "ledger.jsonl"
 LEFT = 0.01  # of `epsilon_total`: whoever has less than this has spent it
 
 
@@ -25,11 +27,18 @@ def report(federation: Federation, site: str, state: Path) -> dict[str, Any] | N
     return open_ledger(federation, site, state).report()
 
 
+def line(found: Mapping[str, Any]) -> str:
+    """A report in words."""
+    left = "no limit" if found["remaining"] is None else f"{found['remaining']:.3f} left"
+    unit = f" (unit: {found['unit']}, adjacency: {found['adjacency']})" if found["charges"] else ""
+    return f"epsilon {found['spent']:.3f} spent in {found['charges']} rounds, {left}, delta {found['delta']:g}{unit}"
+
+
 def check(federation: Federation, sites: Path) -> None:
     """Refuse a new run if too few sites on this machine have anything left of their `epsilon_total`."""
     spent = 0
     for site in federation.sites:
-        if site.epsilon_total is None or not (sites / site.name / "ledger.jsonl").exists():
+        if site.epsilon_total is None or not (sites / site.name / LEDGER).exists():
             continue
         found = report(federation, site.name, sites / site.name)
         spent += found is not None and found["remaining"] < LEFT * site.epsilon_total
@@ -39,3 +48,12 @@ def check(federation: Federation, sites: Path) -> None:
                 f"{sites}), and a round needs {federation.quorum} sites; raise epsilon_total, or use another "
                 "--runs-dir for an unrelated experiment"
             )
+
+
+def check_unit(federation: Federation, site: str, state: Path) -> None:
+    """Raise if the site's ledger protects another unit than this federation: its rounds cannot be added up."""
+    if federation.unit is None or not (state / LEDGER).exists():
+        return
+    from fl_privacy.config.policy import open_ledger
+
+    open_ledger(federation, site, state).check_unit(federation.unit, str(federation.privatise.adjacency))

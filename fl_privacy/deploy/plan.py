@@ -62,5 +62,5 @@ class ServerPlan(BaseModel):
     def load(cls, home: str) -> ServerPlan:
         try:
             return cls.model_validate_json((Path(home) / "server.json").read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"home: {home!r} has no usable server.json ({error}); use fl-privacy up") from None
+        except (OSError, ValueError):
+            raise ConfigError(f"home: {home!r} has no usable server.json; start runs with fl-privacy up") from None

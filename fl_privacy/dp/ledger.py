@@ -98,7 +98,7 @@ class Ledger:
 
     def check(self, charge: Charge) -> None:
         """Raise if a charge would exceed the budget or protects a different unit than earlier charges."""
-        self._check_unit(charge)
+        self.check_unit(charge.unit, charge.adjacency)
         for epsilon, delta in self._limits:
             would = compose([*self._entries.values(), charge], delta)
             if would > epsilon:
@@ -116,25 +116,26 @@ class Ledger:
         return max(0.0, min(epsilon - self.spent(delta) for epsilon, delta in self._limits))
 
     def report(self) -> dict[str, Any]:
-        """A summary for the user."""
-        charges = list(self._entries.values())
+        """A summary for the user; `epsilon` and `remaining` are None where nothing sets a limit."""
+        charges, limited = list(self._entries.values()), self.epsilon < gaussian.LARGEST_EPSILON
         return {
             "site": self.site,
             "charges": len(charges),
             "spent": self.spent(),
-            "remaining": self.remaining(),
-            "epsilon": self.epsilon,
+            "remaining": self.remaining() if limited else None,
+            "epsilon": self.epsilon if limited else None,
             "delta": self.delta,
             "unit": charges[0].unit if charges else None,
             "adjacency": charges[0].adjacency if charges else None,
         }
 
-    def _check_unit(self, charge: Charge) -> None:
+    def check_unit(self, unit: str, adjacency: str) -> None:
+        """Raise if earlier charges, perhaps of another federation of this name, protect something else."""
         for known in list(self._entries.values())[:1]:
-            if (known.unit, known.adjacency) != (charge.unit, charge.adjacency):
+            if (known.unit, known.adjacency) != (unit, adjacency):
                 raise LedgerError(
-                    f"charge: protects a {charge.unit} ({charge.adjacency}), but this ledger protects a {known.unit} "
-                    f"({known.adjacency}); use a separate ledger for each"
+                    f"ledger {self.path}: protects a {known.unit} ({known.adjacency}), and this federation a {unit} "
+                    f"({adjacency}), which cannot be added up; give the federation another name"
                 )
 
     @contextmanager

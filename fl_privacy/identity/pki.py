@@ -20,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fl_privacy.errors import LaunchError, ProtocolError
 from fl_privacy.files import locked, write_public, write_secret
+from fl_privacy.identity.anchor import CERTIFICATE, Anchor, broken, read_certificate
 from fl_privacy.identity.keyring import Identity, Keyring, load_crl
 
 ROOT_DAYS = 3650
@@ -60,16 +61,9 @@ def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _certificate_in(path: Path) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except ValueError:
-        raise ValueError("not a certificate in PEM") from None
-
-
 def load_certificate(path: Path) -> x509.Certificate:
     try:
-        return _certificate_in(path)
+        return read_certificate(path)
     except ValueError as error:
         raise LaunchError(f"certificate {path}: {error}; restore it, or remove it and make a new request") from None
 
@@ -95,22 +89,19 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Authority:
+class Authority(Anchor):
     """The root key and certificate, in a folder of the federation's operator."""
 
-    folder: Path
     key: ec.EllipticCurvePrivateKey
-    certificate: x509.Certificate
 
     @classmethod
     def create(cls, folder: Path, federation: str = "") -> Authority:
         """Make a new authority; with `federation` it signs only for that one."""
-        from fl_privacy.reading import NAME  # takes 14 MB, which gate and relay need not spend
+        from fl_privacy.reading import NAME, PATTERNS  # takes 14 MB, which gate and relay need not spend
 
         if federation and not re.fullmatch(NAME, federation):
-            fix = "use at most 63 lower-case letters, digits and hyphens"
-            raise LaunchError(f"federation: {federation!r} is not a valid name; {fix}")
-        key_file, certificate_file = folder / "ca.key", folder / "ca.pem"
+            raise LaunchError(f"federation: {federation!r} is not a valid name; {PATTERNS[NAME]}")
+        key_file, certificate_file = folder / "ca.key", folder / CERTIFICATE
         if key_file.exists() or certificate_file.exists():
             raise LaunchError(f"authority {folder}: already exists; choose another folder to make a new one")
         key = ec.generate_private_key(ec.SECP256R1())
@@ -125,45 +116,37 @@ class Authority:
         if federation:
             write_public(folder / "federation", federation.encode())
         write_public(certificate_file, certificate.public_bytes(serialization.Encoding.PEM))
-        return cls(folder, key, certificate)
+        return cls(folder, certificate, key)
 
     @classmethod
     def load(cls, folder: Path) -> Authority:
         """Read the authority in `folder`."""
-        key_file, certificate_file = folder / "ca.key", folder / "ca.pem"
+        key_file, certificate_file = folder / "ca.key", folder / CERTIFICATE
         if not key_file.exists() and not certificate_file.exists():
             raise LaunchError(f"authority {folder}: does not exist; make it with `fl-privacy pki init {folder}`")
         try:
             key = _key_in(key_file)
         except (OSError, ValueError) as error:
-            raise _broken(key_file, error) from None
+            raise broken(key_file, error) from None
         try:
-            certificate = _certificate_in(certificate_file)
+            certificate = read_certificate(certificate_file)
         except (OSError, ValueError) as error:
-            raise _broken(certificate_file, error) from None
+            raise broken(certificate_file, error) from None
         if certificate.public_key() != key.public_key():
             raise LaunchError(f"authority {folder}: ca.key does not belong to ca.pem; restore both from one backup")
-        return cls(folder, key, certificate)
+        return cls(folder, certificate, key)
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
         """The authority in `folder`, made on first use."""
-        there = (folder / "ca.key").exists() or (folder / "ca.pem").exists()
+        there = (folder / "ca.key").exists() or (folder / CERTIFICATE).exists()
         return cls.load(folder) if there else cls.create(folder)
-
-    @property
-    def pem(self) -> bytes:
-        return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
     def federation(self) -> str:
         """The only federation that it signs for; empty: any."""
         file = self.folder / "federation"
         return file.read_text(errors="replace").strip() if file.exists() else ""
-
-    @property
-    def revoked_file(self) -> Path:
-        return self.folder / "revoked.pem"
 
     def locked(self) -> AbstractContextManager[None]:
         """One command at a time changes the authority's records."""
@@ -188,7 +171,7 @@ class Authority:
         if self.has_revoked(keys):
             return
         try:
-            made, key = _certificate_in(keys.certificate_file), _key_in(keys.key_file)
+            made, key = read_certificate(keys.certificate_file), _key_in(keys.key_file)
             whole = made.public_key() == key.public_key()
         except (FileNotFoundError, ValueError):
             whole = False
@@ -198,13 +181,6 @@ class Authority:
             fresh = self.certify(identity, key.public_key(), hosts)
             write_public(keys.authority_file, self.pem)
             write_public(keys.certificate_file, fresh.public_bytes(serialization.Encoding.PEM))
-
-    def has_revoked(self, keys: Keyring) -> bool:
-        """Whether the certificate in that folder was revoked; False if there is none."""
-        try:
-            return _certificate_in(keys.certificate_file).serial_number in self.revoked()
-        except (FileNotFoundError, ValueError):
-            return False
 
     def _fits(self, made: x509.Certificate, identity: Identity, hosts: Sequence[str]) -> bool:
         """Whether a certificate is ours, for this party and these hosts, with a third of its lifetime left."""
@@ -255,32 +231,14 @@ class Authority:
                 raise LaunchError(f"authority record {file}: {error}; restore it from a backup") from None
         return sorted(found, key=lambda record: (record.identity, record.since, record.serial))
 
-    def revoked(self) -> frozenset[int]:
-        """Serial numbers of the revoked certificates."""
-        crl = self._crl()
-        return frozenset() if crl is None else frozenset(entry.serial_number for entry in crl)
-
-    def revocations(self) -> bytes | None:
-        """The newest revocation list as PEM; None if nothing was ever revoked."""
-        crl = self._crl()
-        return None if crl is None else crl.public_bytes(serialization.Encoding.PEM)
-
     def revoke(self, identity: str) -> list[Record]:
         """Revoke every certificate of an identity, including expired ones: their keys must not be used again."""
         with self.locked():
-            before, crl = self.revoked(), self._crl()
+            before, crl = self.revoked(), self.crl()
             new = [record for record in self.records() if record.identity == identity and record.number not in before]
             if new or crl is None:
                 write_public(self.revoked_file, self._sign_crl(crl, new).public_bytes(serialization.Encoding.PEM))
             return new
-
-    def _crl(self) -> x509.CertificateRevocationList | None:
-        if not self.revoked_file.exists():
-            return None
-        try:
-            return load_crl(self.revoked_file.read_bytes(), self.certificate)
-        except ValueError as error:
-            raise LaunchError(f"authority {self.revoked_file}: {error}; restore it from a backup") from None
 
     def _sign_crl(
         self, last: x509.CertificateRevocationList | None, new: Sequence[Record]
@@ -301,11 +259,6 @@ class Authority:
             entry = x509.RevokedCertificateBuilder().serial_number(record.number).revocation_date(now).build()
             builder = builder.add_revoked_certificate(entry)
         return builder.sign(self.key, hashes.SHA256())
-
-
-def _broken(file: Path, error: OSError | ValueError) -> LaunchError:
-    why = getattr(error, "strerror", None) or error
-    return LaunchError(f"authority {file}: {why}; restore it, or remove the folder to make a new authority")
 
 
 def install_crl(file: Path, data: bytes, authority: x509.Certificate) -> x509.CertificateRevocationList | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Iterator
@@ -27,8 +28,9 @@ QUIET = 900.0  # seconds of silence beyond the deadline after which a server els
 RECENT = 10  # rounds to estimate the time left from
 LONGEST_TEXT = 300
 SIGNALS = ("KeyboardInterrupt", "SystemExit")  # how a server that was stopped reports its failure
-STOPPED = "stopped before it finished; resume it with {command}"
-GONE = "its processes exited before the run finished; resume it with {command}"
+STOPPED = "stopped before it finished"
+GONE = "its processes exited before the run finished"
+NEVER, NOTHING = "never started", "no round was completed; start a new run"
 IN_CONTAINERS = "in containers"
 AWAY = "it is copied here when it ends; until then: docker compose -p {project} ps, or logs server"
 
@@ -64,6 +66,9 @@ class Status:
     path: str
     state: str
     reason: str = ""
+    federation: str = ""
+    route: str = ""
+    created: str = ""
     round: int = 0
     rounds: int | None = None
     attempt: int | None = None
@@ -90,9 +95,15 @@ def read(path: Path, now: float | None = None) -> Status:
     rows = [row for row in _json_lines(root / "metrics.jsonl", LONGEST_LOG) if _number(row.get("round")) is not None]
     processes = _processes(home, root / "logs")
     state, reason = _state(manifest, config, events, home, processes, now or time.time())
-    reason = reason.format(command=_command(root, home)) if state == "interrupted" else reason
+    if state == "interrupted":
+        started = bool(rows) or any(e["event"] == "started" for e in [*earlier, *events])
+        state = state if started else NEVER
+        reason = f"{reason}; resume it with fl-privacy {again}" if (again := resume_words(root)) else NOTHING
     last = rows[-1] if rows else {}
     found = Status(root.name, str(root), state, reason, rounds=_whole(config.get("rounds")), processes=processes)
+    route = config.get("route")
+    found.federation, found.created = _text(config.get("name", "")), _text(manifest.get("created", ""))
+    found.route = _text(route.get("kind", "")) if isinstance(route, dict) else ""
     found.round = _whole(last.get("round")) or 0
     found.score = {k: last[k] for k in ("accuracy", "rmse", "loss") if _number(last.get(k)) is not None}
     found.bytes = sum(_whole(row.get("bytes")) or 0 for row in rows)
@@ -124,12 +135,17 @@ def _state(
     return ("running" if any(event["event"] == "started" for event in events) else "waiting"), ""
 
 
-def _command(root: Path, home: Path) -> str:
-    """The command that resumes a run, depending on how it was started."""
+def resume_words(root: Path) -> str:
+    """The words after `fl-privacy` that resume a run, depending on how it was started; empty if there is no round."""
+    home = root.parent / ".state" / root.name
+    if (home / "compose.yaml").is_file():
+        return f"up --resume {shlex.quote(str(root))}"
+    if not any((root / "checkpoints").glob("round-*.safetensors")):
+        return ""
     if home.is_dir():
-        return "fl-privacy up --resume"
+        return f"up --resume {shlex.quote(str(root))}"
     kit = root.parent.parent
-    return f"fl-privacy train {kit if (kit / 'kit.yaml').is_file() else 'KIT'}"
+    return f"train {shlex.quote(str(kit)) if (kit / 'kit.yaml').is_file() else 'KIT'}"
 
 
 def _project(home: Path) -> str:

@@ -50,8 +50,7 @@ class Middleware(ABC):
         self.runs: dict[str, RunState] = {}
         self.released: set[str] = set()  # in all runs: the server chooses the names, and a site resends the same bytes
         # A privatised update must state its budget: the server weights it by that, and buckets are formed from it.
-        bare = () if federation.unit is not None else ("",)
-        self._tiers = {site.name: (site.tier, *bare) for site in federation.sites}
+        self._tiers = {site.name: site.tier for site in federation.sites}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -144,7 +143,7 @@ class Middleware(ABC):
         require(len(header.digest) == hashlib.sha256().digest_size, "digest: not a SHA-256")
         uninvited = f"round: this site is not invited to round {header.round}"
         require(client in attempt.invited, uninvited, "PERMISSION_DENIED")
-        require(header.tier in self._tiers[client], "tier: not the one that the federation has for this site")
+        require(header.tier == self._tiers[client], "tier: not the one that the federation has for this site")
         submission = Submission(header.attempt, header.layout, header.length, header.digest, max(1, header.floor))
         ticket = attempt.round.begin(client, submission, time.monotonic())
         self._join(self._state(header.run), client)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, TypeVar
 
 from pydantic import Field
 
 from fl_privacy.choices import Choice, Model
 from fl_privacy.coding import Payload
 from fl_privacy.errors import ConfigError
+from fl_privacy.reading import DIGEST, NAME
 from fl_privacy.steps.base import At
 from fl_privacy.theory.cost import Cost
 from fl_privacy.vector import Layout, Vector
@@ -34,7 +35,7 @@ class Ticket(Model):
     """
 
     run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
-    federation: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of the federation's config")
+    federation: str = Field(pattern=DIGEST, description="digest of the federation's config")
     first: int = Field(ge=1, le=2**31)
     last: int = Field(ge=1, le=2**31)
     attempt: str = Field("", pattern=r"^[0-9a-f]{0,64}$")
@@ -115,6 +116,20 @@ class ServerEnd(Protocol):
         """The run is over."""
 
 
+UPDATES = "every update and who sent it"
+
+
+class Trust(Model):
+    """Parties that learn this if they put together what they see: the sites trust them not to misuse it."""
+
+    parties: tuple[Annotated[str, Field(pattern=NAME)], ...]
+    learn: str = Field(UPDATES, pattern=r"^[ -~]{1,300}$")
+
+    def __str__(self) -> str:
+        who = f"{', '.join(self.parties)} together" if len(self.parties) > 1 else f"{self.parties[0]} alone"
+        return f"{who} can see {self.learn}"
+
+
 class Route(Choice, ABC):
     """A choice for `route`."""
 
@@ -139,6 +154,10 @@ class Route(Choice, ABC):
         rule = federation.combine
         if rule.needs_rows and self.shows != "rows":
             yield f"combine.kind: {rule.kind} needs single updates, and route {self.kind} gives a sum; use fedavg"
+
+    def trust(self) -> list[Trust]:
+        """The smallest sets of parties that must not collude; unless a route knows better, each of them alone."""
+        return [Trust(parties=(name,)) for name in ("server", *self.middleware())]
 
     def recombinations(self, parameters: int) -> float | None:
         """log10 of the ways to reassemble one update from what is released; None unless values are mixed."""

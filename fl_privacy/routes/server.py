@@ -10,7 +10,7 @@ import numpy as np
 
 from fl_privacy.coding import Payload
 from fl_privacy.errors import ProtocolError, RoundFailed, require
-from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket
+from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket, Trust
 from fl_privacy.steps.base import At
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
@@ -26,6 +26,9 @@ class ServerRoute(Route):
 
     kind: Literal["server"] = "server"
     long_tickets: ClassVar[bool] = False  # the model comes with the ticket
+
+    def trust(self) -> list[Trust]:
+        return [Trust(parties=(name,)) for name in ("server", "superlink")]
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         n, d, coding = federation.cohort, parameters, federation.coding

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fl_privacy.coding import Payload
 from fl_privacy.errors import RoundFailed
-from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, by_parameter, tickets
+from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, Trust, by_parameter, tickets
 from fl_privacy.shard import masks
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
@@ -56,6 +56,12 @@ class ShardsRoute(Route):
 
     def middleware(self) -> list[str]:
         return [f"aggregator-{k}" for k in range(self.aggregators)]
+
+    def trust(self) -> list[Trust]:
+        return [
+            Trust(parties=tuple(self.middleware())),
+            Trust(parties=("evaluator",), learn="the model after every round"),
+        ]
 
     def problems(self, federation: Federation) -> Iterator[str]:
         yield from super().problems(federation)

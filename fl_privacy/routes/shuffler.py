@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fl_privacy.coding import FLOAT32, Payload
 from fl_privacy.errors import RoundFailed
-from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, by_parameter, tickets
+from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, Trust, by_parameter, tickets
 from fl_privacy.shuffle import buckets
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
@@ -46,6 +46,9 @@ class ShufflerRoute(Route):
 
     def middleware(self) -> list[str]:
         return ["shuffler"]
+
+    def trust(self) -> list[Trust]:
+        return [Trust(parties=("shuffler",))]
 
     def problems(self, federation: Federation) -> Iterator[str]:
         yield from super().problems(federation)

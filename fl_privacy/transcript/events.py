@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fl_privacy.errors import TranscriptError
+from fl_privacy.reading import problems
 
 
 class Event(BaseModel):
@@ -77,6 +78,4 @@ def parse(fields: dict[str, Any], where: str) -> Event:
     try:
         return found.model_validate({**fields, "kind": kind})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise TranscriptError(f"{where}: {kind} event: {field}: {first['msg'].lower()}") from None
+        raise TranscriptError(f"{where}: {kind} event: {problems(error, found)}") from None

@@ -99,7 +99,7 @@ def read_signed(path: Path, format: int, fields: Mapping[str, type]) -> dict[str
     """A signed document with exactly these fields, in canonical bytes; its signature is not checked here."""
     data = read_bounded(path)
     document = parse_object(data, str(path))
-    check_format(document, format, path)
+    check_format(document, path, format)
     common = {"format": int, "signed_at": str, "certificate": str, "signature": str}
     if {key: type(value) for key, value in document.items()} != {**common, **fields}:
         raise TranscriptError(f"{path}: its fields are not those of format {format}")
@@ -108,9 +108,10 @@ def read_signed(path: Path, format: int, fields: Mapping[str, type]) -> dict[str
     return document
 
 
-def check_format(document: Mapping[str, Any], format: int, path: Path) -> None:
-    if document.get("format") != format:
-        raise TranscriptError(f"{path}: format {document.get('format')!r:.40} is unknown; this version reads {format}")
+def check_format(document: Mapping[str, Any], path: Path, *formats: int) -> None:
+    if document.get("format") not in formats:
+        reads = " and ".join(map(str, formats))
+        raise TranscriptError(f"{path}: format {document.get('format')!r:.40} is unknown; this version reads {reads}")
 
 
 def first_line(error: BaseException) -> str:

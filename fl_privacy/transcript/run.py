@@ -17,6 +17,8 @@ SIGNATURE = "manifest.sig.json"
 METRICS = "metrics.jsonl"
 VIEWS = "views"
 TRUTH = "truth"
+# Format 2 states the guarantee, the rounds done and the changes of a resumed run, where format 1 said `private`.
+FORMATS = (1, 2)
 LOGS = "logs"  # still growing when the run is closed, and no part of the transcript
 
 
@@ -28,7 +30,7 @@ def pretty(manifest: dict[str, Any], path: Path) -> bytes:
 
 def check_manifest(manifest: dict[str, Any], path: Path) -> None:
     """The fields that readers rely on; `config` and the other fields are the caller's."""
-    check_format(manifest, FORMAT, path)
+    check_format(manifest, path, *FORMATS)
     check_name(f"{path}: run", manifest.get("run"))
     for field in ("observers", "heads", "files"):
         if not isinstance(manifest.get(field), dict):
@@ -39,6 +41,18 @@ def check_manifest(manifest: dict[str, Any], path: Path) -> None:
     for where, head in manifest["heads"].items():
         if not isinstance(head, dict) or type(head.get("seq")) is not int or not isinstance(head.get("head"), str):
             raise TranscriptError(f"{path}: heads.{where:.80} needs seq and head")
+
+
+def changes_of(manifest: dict[str, Any], path: Path) -> list[str]:
+    """What was changed each time the run was resumed, for people to read: `from round 6: rounds 5 -> 10`."""
+    found = []
+    try:
+        for one in manifest.get("changes", ()):
+            fields = ", ".join(f"{field['field']} {field['old']} -> {field['new']}" for field in one["fields"])
+            found.append("".join(c for c in f"from round {one['from_round']:d}: {fields}" if c.isprintable()))
+    except (TypeError, KeyError, ValueError):
+        raise TranscriptError(f"{path}: changes is malformed; they are lists of from_round and fields") from None
+    return found
 
 
 def load_manifest(root: Path) -> tuple[dict[str, Any], bytes]:

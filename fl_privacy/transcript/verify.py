@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,17 @@ from cryptography.x509.verification import Store
 from fl_privacy.errors import TranscriptError
 from fl_privacy.transcript.chain import CHAIN, HEAD, Chain, is_interrupted, read_chain, unsigned_files
 from fl_privacy.transcript.files import file_sha256
-from fl_privacy.transcript.run import MANIFEST, SIGNATURE, TRUTH, places, read_manifest, run_files, view_folder
+from fl_privacy.transcript.run import (
+    MANIFEST,
+    SIGNATURE,
+    TRUTH,
+    VIEWS,
+    changes_of,
+    places,
+    read_manifest,
+    run_files,
+    view_folder,
+)
 from fl_privacy.transcript.signing import HEAD_DOMAIN, MANIFEST_DOMAIN, Identity, identify, load_anchors
 
 
@@ -78,6 +89,7 @@ def verify(path: str | Path, ca_pem: bytes) -> Report:
         )
         found += [*manifest["observers"].values(), *manifest["heads"]]
         report.note(MANIFEST, f"signed by {server.name}, status {manifest.get('status')}")
+        _check_history(root, manifest, completed, report)
         _check_run_files(root, manifest, report)
     for where in dict.fromkeys(found):
         _check_view(root, where, expected, report)
@@ -91,6 +103,21 @@ def _check_manifest(root: Path, anchors: Store) -> tuple[dict[str, Any], Identit
     if signer.role != "server":
         raise TranscriptError(f"{where}: signed by {signer.role} {signer.name}; a manifest is the server's to sign")
     return manifest, signer
+
+
+def _check_history(root: Path, manifest: dict[str, Any], completed: bool, report: Report) -> None:
+    """Which changes a resumed run states, and whether a completed run has as many rounds as it states."""
+    try:
+        for change in changes_of(manifest, root / MANIFEST):
+            report.note(MANIFEST, f"states a change {change}")
+    except TranscriptError as error:
+        report.problem(MANIFEST, str(error))
+    if completed and "guarantee" in manifest:
+        with suppress(TranscriptError):  # a view that cannot be read is a problem of its own
+            entries = read_chain(view_folder(root, f"{VIEWS}/server")).entries
+            stated, seen = manifest.get("rounds"), max((entry.round for entry in entries), default=0)
+            if stated != seen:
+                report.problem(MANIFEST, f"states {stated} rounds, and the server's view ends with round {seen}")
 
 
 def _check_run_files(root: Path, manifest: dict[str, Any], report: Report) -> None:

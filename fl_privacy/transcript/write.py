@@ -16,6 +16,7 @@ from fl_privacy.transcript.chain import CHAIN, FORMAT, HEAD, Entry, file_names, 
 from fl_privacy.transcript.events import Event
 from fl_privacy.transcript.files import canonical, check_name, file_sha256, plain, read_log, sha256, writing
 from fl_privacy.transcript.run import (
+    FORMATS,
     MANIFEST,
     METRICS,
     SIGNATURE,
@@ -146,8 +147,9 @@ class RunWriter:
         with writing(str(self.path)):
             self.path.mkdir(parents=True, exist_ok=True)
             kept, self._digest = self._resume() if (self.path / MANIFEST).exists() else ({}, "")
+            kept.pop("private", None)  # of format 1
             fresh = {"rounds": 0, "observers": {}, "heads": {}}
-            fixed = {"created": kept.get("created", utc_now()), "format": FORMAT, "status": "running", "files": {}}
+            fixed = {"created": kept.get("created", utc_now()), "format": FORMATS[-1], "status": "running", "files": {}}
             self._metrics_size = read_log(self.path / METRICS)[1]
             self._write({**fresh, **kept, **plain(manifest, "manifest"), **fixed})
 
@@ -164,13 +166,14 @@ class RunWriter:
         with writing(str(self.path / METRICS)):
             self._metrics_size = append(self.path / METRICS, self._metrics_size, line)
 
-    def close(self, status: str) -> None:
-        """Pin the run's own files and the heads of the views that are here, and sign for the last time."""
+    def close(self, status: str, **fields: Any) -> None:
+        """Pin the run's own files and the heads of the views that are here, and sign with these last fields."""
         if status not in ("completed", "failed"):
             raise TranscriptError(f"status: {status!r} does not close a run; use completed or failed")
         with writing(str(self.path / MANIFEST)):
             files = {name: file_sha256(self.path / name) for name in run_files(self.path)}
-            self._write({**self.manifest, "files": files, "heads": self._latest_heads(), "status": status})
+            ended = {"files": files, "heads": self._latest_heads(), "status": status}
+            self._write({**self.manifest, **plain(fields, "manifest"), **ended})
 
     def _latest_heads(self) -> dict[str, Any]:
         """The heads reported by `update(heads=...)`, and those on this disk where they are newer."""

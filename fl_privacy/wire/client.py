@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,6 +34,21 @@ class Release:
     tiers: list[str] = field(default_factory=list)
     members: bytes = b""
     rows: Payload | None = None
+
+
+REASONS = {
+    "UNAVAILABLE": "not reachable, or it refused our certificate; see its log, or run fl-privacy preflight",
+    "DEADLINE_EXCEEDED": "no answer in time",
+    "CANCELLED": "the call was cancelled",
+    "UNIMPLEMENTED": "does not know this call; use the same version of fl-privacy everywhere",
+}
+
+
+def explain(error: grpc.RpcError) -> str:
+    """Why a call to a middleware failed, in one line: our own reason if it gave one, and not gRPC's report."""
+    code, details = error.code().name, " ".join(str(error.details() or "").split())
+    own = re.match(r"[a-z_-]+: ", details)  # "field: reason", as our services answer
+    return f"middleware: {code}: {details if own else REASONS.get(code, 'failed; see its log')}"
 
 
 def patiently(call: Callable[[], Result], until: float, *also: grpc.StatusCode) -> Result:

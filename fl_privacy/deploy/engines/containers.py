@@ -19,9 +19,11 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.engines import compose
 from fl_privacy.deploy.engines.follow import Result
+from fl_privacy.deploy.engines.resume import Start
 from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.plan import new_run_name
-from fl_privacy.errors import LaunchError
+from fl_privacy.deploy.preflight.checks import find_data
+from fl_privacy.errors import Interrupted, LaunchError
 from fl_privacy.roles import ROLES
 
 IMAGE = "fl-privacy:{torch}"
@@ -52,6 +54,7 @@ class Project:
         config = folder / "federation.yaml"
         config.write_text(self.federation.to_yaml())
         config.chmod(0o644)
+        Start(engine="compose", data_dir=data_dir and data_dir.resolve()).write(folder)
         image = self._image()
         self.file = folder / "compose.yaml"
         data = data_dir.resolve() if data_dir else None
@@ -100,11 +103,20 @@ class Project:
 
 
 def up(
-    federation: Federation, runs_dir: Path, data_dir: Path | None = None, say: Callable[[str], None] = lambda line: None
+    federation: Federation,
+    runs_dir: Path,
+    data_dir: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    resume: Path | None = None,
 ) -> Result:
-    """Run a federation to its end in containers; the run is copied to `runs_dir` and the containers are removed."""
+    """Run a federation to its end in containers; the run is copied to `runs_dir` and the containers are removed.
+
+    An interrupted run is on the server's volume, where `train` checks whether this config may resume it.
+    """
     began = time.monotonic()
-    project = Project(federation, new_run_name(federation), runs_dir, data_dir)
+    find_data(federation, data_dir)
+    runs_dir, run = (resume.parent, resume.name) if resume else (runs_dir, new_run_name(federation))
+    project = Project(federation, run, runs_dir, data_dir)
     try:
         project.compose("up", "--detach", "--no-build", "--remove-orphans")
         server = project.containers()["server"]
@@ -120,6 +132,8 @@ def up(
         project.take("server", f"{RUNS}/.{project.run}.ca.pem", project.runs_dir)
         _collect(project)
         spent = _ledgers(project)
+    except KeyboardInterrupt:
+        raise Interrupted(project.runs_dir / run) from None
     finally:
         project.compose("down", "--timeout", "10")
     run_dir = project.runs_dir / project.run

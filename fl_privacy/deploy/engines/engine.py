@@ -11,10 +11,11 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.engines import local, simulation
 from fl_privacy.deploy.engines.follow import Result, follow
+from fl_privacy.deploy.engines.resume import Earlier, Start, check
 from fl_privacy.deploy.engines.workspace import Workspace
 from fl_privacy.deploy.plan import new_run_name
-from fl_privacy.deploy.preflight.checks import disk
-from fl_privacy.errors import LaunchError
+from fl_privacy.deploy.preflight.checks import disk, find_data
+from fl_privacy.errors import Interrupted, LaunchError
 
 ENGINES: dict[str, Callable[[Workspace], tuple[Any, int]]] = {"local": local.start, "simulation": simulation.start}
 
@@ -24,31 +25,48 @@ def up(
     engine: str,
     runs_dir: Path,
     data_dir: Path | None = None,
-    resume: str | None = None,
+    resume: str | Path | None = None,
     watch: Callable[[Path], None] = lambda run_dir: None,
 ) -> Result:
-    """Run a federation to its end. `watch` is called several times a second with the run's folder."""
+    """Run a federation to its end, or with `resume` (a name or a path) an earlier run of it.
+
+    `watch` is called several times a second with the run's folder.
+    """
     if engine not in ENGINES:
         raise LaunchError(f"engine: {engine!r} is unknown; use {' or '.join(ENGINES)}")
-    if resume is not None and not (runs_dir / resume / "checkpoints").is_dir():
-        raise LaunchError(f"resume: {runs_dir / resume} has no checkpoint; start a new run")
-    room = disk(runs_dir)
-    if not room.ok:
-        raise LaunchError(f"disk: {room.detail}; {room.fix}")
+    run = new_run_name(federation)
+    if resume is not None:
+        run_dir = Earlier.find(resume, runs_dir).run_dir
+        check(run_dir, federation)
+        runs_dir, run = run_dir.parent, run_dir.name
+    _check_here(federation, runs_dir, data_dir)
     if resume is None:
         ledgers.check(federation, ledgers.folder(federation, runs_dir))
     began = time.monotonic()
-    workspace = Workspace(federation, resume or new_run_name(federation), runs_dir.resolve(), data_dir)
+    workspace = Workspace(federation, run, runs_dir.resolve(), data_dir)
+    Start.model_validate({"engine": engine, "data_dir": data_dir and data_dir.resolve()}).write(workspace.home)
     control = None
     try:
         control, flower_run = ENGINES[engine](workspace)
         end = follow(workspace.run_dir, control, flower_run, workspace.fleet.check, watch)
+    except KeyboardInterrupt:
+        raise Interrupted(workspace.run_dir) from None
     finally:
         if control is not None:
             control.close()
         workspace.clear()
     watch(workspace.run_dir)
     return Result.of(workspace.run_dir, end, time.monotonic() - began, _ledgers(workspace))
+
+
+def _check_here(federation: Federation, runs_dir: Path, data_dir: Path | None) -> None:
+    """What would stop the sites on this machine is found before a process starts and before anybody is charged."""
+    room = disk(runs_dir)
+    if not room.ok:
+        raise LaunchError(f"disk: {room.detail}; {room.fix}")
+    find_data(federation, data_dir)
+    for name in federation.site_names:
+        ledgers.check_unit(federation, name, ledgers.folder(federation, runs_dir) / name)
 
 
 def _ledgers(workspace: Workspace) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ UP = 90.0
 DOWN = 40.0
 POLL = 0.2
 FRESH = 15.0  # seconds for which a sign of health counts
+DECLINED = ("refused", "not-sent", "failed", "error")  # events of a worker that sent nothing, with the reason
 ELSEWHERE = "by systemd, a container or fl-privacy serve; stop it there"
 
 
@@ -121,7 +122,8 @@ def status(folder: Folder) -> dict[str, Any]:
     pid = _pid(folder)
     served = pid is not None or folder.served  # or started by systemd or in a container
     state = "down" if not served else "up" if _healthy(folder) else "starting"
-    last = next(reversed(Tail(folder.logs / "worker.log").poll()), None)
+    worker = Tail(folder.logs / "worker.log").poll()
+    last = worker[-1] if worker else None
     return {
         "site": folder.kit.name,
         "federation": folder.kit.federation,
@@ -130,6 +132,8 @@ def status(folder: Folder) -> dict[str, Any]:
         "processes": _processes(folder) if state != "down" else {},
         "superlink": _superlink(folder) if state != "down" else None,
         "last": None if last is None else {k: v for k, v in last.items() if k != "role"},
+        "declined": _declined(folder),
+        "metrics": _metrics(worker) if state != "down" else None,
         "ledger": ledgers.report(folder.own_federation, folder.kit.name, folder.state),
         "logs": str(folder.logs),
     }
@@ -177,6 +181,23 @@ def _superlink(folder: Folder) -> str | None:
     if not ways:
         return None
     return "connected" if ways[-1]["event"] == "connected" else f"unreachable: {ways[-1].get('reason', '')}"
+
+
+def _declined(folder: Folder) -> dict[str, Any] | None:
+    """Why the site sent nothing, unless it has sent something since."""
+    found = None
+    for event in Tail(folder.logs / "events.jsonl").poll():
+        if event["event"] == "uploaded":
+            found = None
+        elif event["event"] in DECLINED and event.get("reason"):
+            found = {key: event.get(key) for key in ("time", "run", "round", "reason")}
+    return found
+
+
+def _metrics(events: list[dict[str, Any]]) -> str | None:
+    """Where the worker serves its metrics, or why it does not."""
+    told = [event for event in events if event["event"] in ("metrics", "metrics-failing")]
+    return str(told[-1].get("address") or f"none: {told[-1].get('reason')}") if told else None
 
 
 def _last_line(log: Path) -> str:

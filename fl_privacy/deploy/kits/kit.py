@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field
@@ -15,10 +16,15 @@ from fl_privacy.deploy.place import Place
 from fl_privacy.errors import ConfigError
 from fl_privacy.files import is_locked
 from fl_privacy.identity.keyring import Identity, Keyring
-from fl_privacy.reading import mapping, text_of, validated
+from fl_privacy.reading import DEVICE, DIGEST, PROXY, mapping, text_of, validated
 from fl_privacy.roles import ROLES, RUN, Role
 
 PAGE = "docs/deploying.md"
+HEAD = """\
+# This machine's part in federation {federation}. Paths are relative to this folder.
+# Set what you need, then run `fl-privacy preflight .`, and `fl-privacy refresh .` if you use systemd or a container.
+# Provisioning again keeps your settings.
+"""
 
 
 def _known(role: str) -> str:
@@ -32,7 +38,7 @@ class Kit(Model):
 
     version: Literal[1] = 1
     federation: str = Field(pattern=NAME)
-    digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of the federation that the kit was made for")
+    digest: str = Field(pattern=DIGEST, description="digest of the federation that the kit was made for")
     role: Annotated[str, AfterValidator(_known)]
     name: str = Field(pattern=NAME)
     listen: Address | None = Field(None, description="where a listening role listens")
@@ -43,10 +49,10 @@ class Kit(Model):
     metrics: Address | None = Field(None, description="where this role serves Prometheus metrics; none: nowhere")
     proxy: str | None = Field(
         None,
-        pattern=r"^http://[A-Za-z0-9.-]+:[0-9]{1,5}$",
+        pattern=PROXY,
         description="HTTP proxy for outgoing connections; without a password",
     )
-    device: str | None = Field(None, pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="a site's device")
+    device: str | None = Field(None, pattern=DEVICE, description="a site's device")
     data: Path | None = Field(None, description="data folder of a site, of the server and of the evaluator")
     policy: Path | None = Field(None, description="a site's own policy")
     runs: Path = Field(Path("runs"), description="where the server keeps runs")
@@ -167,5 +173,32 @@ def read_kit(path: Path, device: str | None = None) -> Kit:
 
 
 def write_kit(path: Path, kit: Kit) -> None:
-    values = kit.model_dump(mode="json", exclude_defaults=True)
-    (path / "kit.yaml").write_text(yaml.safe_dump({"version": kit.version, **values}, sort_keys=False))
+    """Write kit.yaml as a template: what its owner decides comes first, and what is not set stands in a comment."""
+    values = {"version": kit.version, **kit.model_dump(mode="json", exclude_defaults=True)}
+    lines = [HEAD.format(federation=kit.federation)]
+    for key, example, text in _owners(ROLES[kit.role]):
+        lines += [f"# {text}", _line(key, values.pop(key)) if key in values else f"# {key}: {example}", ""]
+    lines += ["# From fl-privacy provision; do not change it.", *(_line(*item) for item in values.items())]
+    (path / "kit.yaml").write_text("\n".join(lines) + "\n")
+
+
+def _owners(role: Role) -> Iterator[tuple[str, str, str]]:
+    """What a kit's owner decides: key, example, and what it means."""
+    if role.data:
+        yield "data", "/path/to/data", "The folder with the data."
+    if role.has_node:
+        yield "device", "cuda:0", "Where to train: cpu (the default), cuda or cuda:N."
+        yield (
+            "policy",
+            "policy.yaml",
+            "What this site allows; see docs/privacy.md. Without it, all that the config asks.",
+        )
+    if role.dials:
+        yield "proxy", "http://proxy.example.org:3128", "An HTTP proxy for outgoing connections; without a password."
+    if role.listens:
+        yield "listen", "0.0.0.0:9093", "Where to listen: one address of this machine, or all."
+    yield "metrics", "127.0.0.1:9464", "Where Prometheus metrics are served; null: nowhere."
+
+
+def _line(key: str, value: Any) -> str:
+    return yaml.safe_dump({key: value}, sort_keys=False, width=1000).rstrip()

@@ -14,6 +14,7 @@ from fl_privacy.deploy.kits.kit import Folder, Kit, read_kit, write_kit
 from fl_privacy.deploy.parties import dialled, parties
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.files import write_secret
+from fl_privacy.identity.anchor import Anchor
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import Authority, install_crl
 from fl_privacy.roles import ROLES
@@ -36,7 +37,7 @@ class Choices:
 def provision(
     federation: Federation,
     out: Path,
-    authority: Authority | None = None,
+    authority: Anchor | None = None,
     sign: bool = False,
     choices: Choices | None = None,
     roles: list[tuple[str, str]] | None = None,
@@ -47,8 +48,9 @@ def provision(
     """
     if federation.hosts is None:
         raise ConfigError("hosts: missing; add the addresses of the SuperLink and the middleware (docs/deploying.md)")
-    if sign and authority is None:
-        raise ConfigError("sign: needs --pki, the authority's folder; make one with fl-privacy pki init")
+    signer = authority if sign and isinstance(authority, Authority) else None
+    if sign and signer is None:
+        raise ConfigError("sign: needs --pki, the authority's folder with its key; make one with fl-privacy pki init")
     wanted = roles or parties(federation)
     chosen, made = choices or Choices(), []
     try:
@@ -67,13 +69,13 @@ def provision(
                 (folder / "keys" / "ca.pem").write_bytes(authority.pem)
                 if revoked is not None:
                     install_crl(folder / "keys" / "revoked.pem", revoked, authority.certificate)
-            if sign and authority is not None:
-                _sign(Folder.open(folder), authority)
+            if signer is not None:
+                _sign(Folder.open(folder), signer)
                 if ROLES[role].has_node and federation.task.is_own:
                     accepted.accept(federation, folder / "state")  # for trials, in which one person runs all sites
             made.append(folder)
-        if sign and authority is not None:
-            _introduce(out, federation, authority)
+        if signer is not None:
+            _introduce(out, federation, signer)
     except OSError as error:
         raise LaunchError(
             f"out {out}: {error.filename}: {error.strerror}; free some space or use another --out"
@@ -141,7 +143,7 @@ def _shared_secret(out: Path, wanted: list[tuple[str, str]]) -> bytes:
     return secrets.token_hex(32).encode()
 
 
-def _check_trust(folder: Path, authority: Authority | None) -> None:
+def _check_trust(folder: Path, authority: Anchor | None) -> None:
     """A kit trusts one authority from the start; it is never replaced by another one."""
     file = folder / "keys" / "ca.pem"
     if authority is not None and file.exists() and file.read_bytes() != authority.pem:

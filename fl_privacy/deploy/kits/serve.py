@@ -18,6 +18,7 @@ from fl_privacy.deploy import flower
 from fl_privacy.deploy.commands import LOOPBACK, START, Ports, Process, environment, processes
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.members import Members
+from fl_privacy.deploy.preflight.of_kit import data
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import LaunchError
 from fl_privacy.files import locked
@@ -125,7 +126,10 @@ class Supervisor:
 
 
 def check_own(folder: Folder) -> None:
-    """Check that key and certificate exist, belong together and are this kit's: peers would only see a timeout."""
+    """Check that key and certificate exist, belong together and are this kit's, and that its data are there.
+
+    Otherwise peers would only see a timeout.
+    """
     keys, where = folder.keys, f"kit {folder.path}"
     if not keys.certificate_file.exists():
         fix = f"run fl-privacy pki request {folder.path} and install the answer"
@@ -135,6 +139,8 @@ def check_own(folder: Folder) -> None:
         raise LaunchError(f"{where}: key.pem, cert.pem, ca.pem do not belong together; install the signed file again")
     if (found := tls.own_identity(keys)) != folder.identity:
         raise LaunchError(f"{where}: its certificate belongs to {found.uri}; install the one signed for this kit")
+    for missing in (check for check in data(folder) if not check.ok):
+        raise LaunchError(f"data: {missing.detail} (fix: {missing.fix})")
 
 
 def serve(folder: Folder, until: Path | None = None) -> None:

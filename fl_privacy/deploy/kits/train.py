@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fl_privacy.config.changes import accepted
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.commands import LOOPBACK, START, Ports, processes
 from fl_privacy.deploy.engines.follow import Result, follow
@@ -17,10 +18,10 @@ from fl_privacy.deploy.kits.serve import Supervisor, Watched, alone, check_own, 
 from fl_privacy.deploy.plan import ServerPlan, new_run_name
 from fl_privacy.deploy.preflight.checks import disk
 from fl_privacy.deploy.processes import Fleet
-from fl_privacy.errors import ConfigError, LaunchError
+from fl_privacy.errors import ConfigError, Interrupted, LaunchError
 from fl_privacy.files import write_public
 from fl_privacy.ops.log import Log
-from fl_privacy.transcript.run import anchor
+from fl_privacy.transcript.run import MANIFEST, anchor, load_manifest
 
 POLL = 0.2
 RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,127}"
@@ -60,6 +61,7 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     if not room.ok:
         raise LaunchError(f"disk: {room.detail}; {room.fix}")
     began, run_dir = time.monotonic(), runs / run
+    _check_resumed(folder, run_dir)
     fleet = Fleet(run_dir / "logs", folder.run / "pids.json")
     ports = Ports.free()
     supervisor = Supervisor(folder, fleet, Log("server"), [Watched(p) for p in processes(folder.place, ports)])
@@ -94,7 +96,7 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     except KeyboardInterrupt:
         # The ServerApp is stopped together with its executor and cannot log this itself.
         Log("server", run_dir / "logs" / "server.log")("failed", run=run, reason="KeyboardInterrupt: train was stopped")
-        raise
+        raise Interrupted(run_dir) from None
     finally:
         (folder.run / "healthy").unlink(missing_ok=True)
         if control is not None:
@@ -105,6 +107,16 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     if end[0] == "completed":
         (folder.state / "unfinished").unlink(missing_ok=True)
     return Result.of(run_dir, end, time.monotonic() - began, [])
+
+
+def _check_resumed(folder: Folder, run_dir: Path) -> None:
+    """The unfinished run continues only under its own config."""
+    if not (run_dir / MANIFEST).exists():
+        return
+    try:
+        accepted(load_manifest(run_dir)[0], folder.federation, run_dir.name)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or start another run with fl-privacy train {folder.path} --new") from None
 
 
 def export(result: Result, target: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation
 from fl_privacy.deploy.preflight.finding import Check
 from fl_privacy.deploy.preflight.reach import peer
-from fl_privacy.errors import FederationError, LaunchError
+from fl_privacy.errors import DataError, FederationError, LaunchError
 from fl_privacy.identity.keyring import Identity, Keyring
 
 FLOWER = "1.41.0"
@@ -85,6 +86,27 @@ def data(federation: Federation, data_dir: Path | None, sites: Sequence[str] = (
     except FederationError as error:
         return Check("data", False, str(error), "give --data-dir, set FL_PRIVACY_DATA or the sites' `data`")
     return Check("data", True, f"{label}: {records} training records")
+
+
+def find_data(federation: Federation, data_dir: Path | None) -> None:
+    """Raise unless everyone who reads data has a folder of them; the files themselves are not read."""
+    from fl_privacy.tasks import files
+
+    dataset = federation.task.dataset
+    if not TASKS.get(dataset).needs_data:
+        return
+    readers = {"server": data_dir} | {site.name: site.data or data_dir for site in federation.sites}
+    problems: dict[str, list[str]] = {}
+    for name, given in readers.items():
+        where = files.folder(given, dataset) / dataset
+        if not os.access(where, os.R_OK | os.X_OK):
+            problems.setdefault(str(where), []).append(name)
+    if problems:
+        listed = "; ".join(
+            f"{where} (of {', '.join(names[:3])}{', ...' * (len(names) > 3)})" for where, names in problems.items()
+        )
+        fix = f"correct --data-dir, {files.ENVIRONMENT} or the site's data"
+        raise DataError(f"data: does not exist or cannot be read: {listed}; {fix}")
 
 
 def devices(federation: Federation) -> Iterator[Check]:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from fl_privacy.addresses import host_of
 from fl_privacy.config import Address
 from fl_privacy.config.policy import Policy
-from fl_privacy.deploy import confine
+from fl_privacy.deploy import confine, ledgers
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.preflight import checks
 from fl_privacy.deploy.preflight.finding import Check
@@ -50,7 +50,7 @@ def run(folder: Folder, reach: bool = True) -> list[Check]:
         ("disk", lambda: [_room(folder)]),
         ("certificate", lambda: _certificates(folder)),
         ("port", lambda: _listening(folder)),
-        ("data", lambda: _data(folder)),
+        ("data", lambda: data(folder)),
         ("device", lambda: _device(folder)),
         ("site", lambda: _site(folder)),
         ("clock", lambda: _own_clock(folder)),
@@ -122,7 +122,11 @@ def _listening(folder: Folder) -> list[Check]:
     """Whether the ports are free; a running role uses its own."""
     if folder.served:
         return []
-    return [checks.port(address) for address in (folder.kit.listen, folder.kit.metrics) if address is not None]
+    found = [] if folder.kit.listen is None else [checks.port(folder.kit.listen)]
+    if folder.kit.metrics is not None and not checks.port(folder.kit.metrics).ok:
+        fix = "set another `metrics` in kit.yaml, or null for none"
+        found.append(Check("metrics", True, f"{folder.kit.metrics} is in use; the role runs without metrics", fix))
+    return found
 
 
 def _dialled(folder: Folder) -> list[Address]:
@@ -212,7 +216,8 @@ def _clock(answer: bytes) -> list[Check]:
     return [Check("clock", abs(skew) <= SKEW, detail, "" if abs(skew) <= SKEW else SET_CLOCK)]
 
 
-def _data(folder: Folder) -> list[Check]:
+def data(folder: Folder) -> list[Check]:
+    """Whether a role that reads data has any; the files themselves are not read."""
     from fl_privacy.tasks import files
 
     task, fix = folder.federation.task, "set `data` in kit.yaml to the folder that holds the data"
@@ -281,6 +286,10 @@ def _site(folder: Folder) -> list[Check]:
             found.append(Check("policy", True, str(policy)))
         except FederationError as error:
             found.append(Check("policy", False, str(error), "agree with the operator, or change your policy"))
+    try:
+        ledgers.check_unit(folder.own_federation, folder.kit.name, folder.state)
+    except FederationError as error:
+        found.append(Check("ledger", False, str(error), "ask the operator to rename the federation"))
     detail = "code of a run cannot read keys or data" if confine.version() else "this kernel has no Landlock"
     found.append(Check("confinement", True, detail))
     return found

@@ -1,0 +1,71 @@
+"""What the server states about a run in its signed manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+from fl_privacy.config import Federation
+from fl_privacy.config.changes import accepted
+from fl_privacy.config.guarantee import guarantee, stated
+from fl_privacy.deploy.plan import ServerPlan
+from fl_privacy.registry import packages
+from fl_privacy.transcript.run import MANIFEST, load_manifest
+from fl_privacy.transcript.signing import utc_now
+from fl_privacy.vector import Layout
+
+VERSIONS = ("fl-privacy", "flwr", "torch", "numpy", "grpcio")
+
+
+class Statement:
+    """The manifest of a run, from its start or from its last checkpoint, after `done` rounds."""
+
+    def __init__(self, federation: Federation, plan: ServerPlan, layout: Layout, done: int) -> None:
+        self._federation, self._plan, self._layout, self._done = federation, plan, layout, done
+        self._where = str(plan.run_dir / MANIFEST)
+        self._before = load_manifest(plan.run_dir)[0] if (plan.run_dir / MANIFEST).exists() else {}
+        self._asked = self._asked_before()
+
+    def begin(self) -> dict[str, Any]:
+        """What is known when the run starts or is resumed."""
+        federation = self._federation
+        return {
+            "run": self._plan.run,
+            "config": federation.model_dump(mode="json"),
+            "digest": federation.digest,
+            "changes": self._changes(),
+            "versions": {**{name: version(name) for name in VERSIONS}, **packages()},
+            "seed": federation.seed,
+            "layout": self._layout.to_json(),
+            "observers": self._plan.observers,
+            **self.now(self._done),
+        }
+
+    def ask(self, cohort: Iterable[str]) -> None:
+        """These sites are asked for an update: their ledgers may be charged."""
+        self._asked.update(cohort)
+
+    def now(self, done: int) -> dict[str, Any]:
+        """Rounds done, and what the run guarantees after all attempts so far."""
+        terms = guarantee(self._federation, self._asked)
+        return {"rounds": done, "guarantee": terms.model_dump(mode="json")}
+
+    def _changes(self) -> list[Any]:
+        """What was changed when the run was resumed, each time with the first round that it holds for."""
+        if not self._before:
+            return []
+        new = accepted(self._before, self._federation, self._where)
+        entry = {"from_round": self._done + 1, "time": utc_now(), "fields": [change.to_json() for change in new]}
+        return [*self._before.get("changes", ()), *([entry] if new else ())]
+
+    def _asked_before(self) -> Counter[str]:
+        """How often each site was asked, at most: a server that was killed had no time to say how often."""
+        terms = stated(self._before, self._where)
+        budgets = {} if terms is None else terms.budgets
+        asked = Counter({name: one.attempts for name, one in budgets.items()})
+        if self._before and self._before.get("status") == "running":
+            unsaid = self._done - int(self._before.get("rounds", 0)) + 1
+            asked.update(dict.fromkeys(self._federation.site_names, unsaid * self._federation.attempts))
+        return asked

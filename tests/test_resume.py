@@ -1,0 +1,246 @@
+"""A run is resumed only under its own config, and its signed manifest says what was changed and what it guarantees."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import cli, json_of
+from fl_privacy.config import Federation
+from fl_privacy.config.changes import accepted
+from fl_privacy.config.guarantee import guarantee, stated
+from fl_privacy.deploy.engines.engine import up
+from fl_privacy.deploy.engines.resume import Earlier, check
+from fl_privacy.deploy.plan import ServerPlan
+from fl_privacy.dp import gaussian
+from fl_privacy.errors import ConfigError, FederationError, LaunchError
+from fl_privacy.transcript import open_run, verify
+from fl_privacy.vector import Layout
+from server_app.statement import Statement
+
+BASE = "name: base\nsites: [{name: a}, {name: b}, {name: c}]\nrounds: 5\ndeadline: 60\n"
+
+
+def manifest(federation: Federation) -> dict[str, Any]:
+    return {"config": json.loads(json.dumps(federation.model_dump(mode="json"))), "digest": federation.digest}
+
+
+def changed(text: str, base: str = BASE) -> dict[str, tuple[Any, Any]]:
+    found = accepted(manifest(Federation.parse(base)), Federation.parse(text), "run-1")
+    return {change.field: (change.old, change.new) for change in found}
+
+
+def test_the_same_config_changes_nothing() -> None:
+    assert changed(BASE) == {}
+
+
+def test_more_rounds_a_longer_deadline_and_places_may_change() -> None:
+    sites = "[{name: a, data: /d, device: cuda, policy: /p}, {name: b}, {name: c}]"
+    text = f"name: base\nsites: {sites}\nrounds: 9\ndeadline: 90\nhosts: {{superlink: 'h:1', shuffler: 'h:2'}}\n"
+    found = changed(text)
+    assert found["rounds"] == (5, 9)
+    assert found["deadline"] == (60.0, 90.0)
+    assert found["sites.a.data"] == (None, "/d")
+    assert found["sites.a.device"] == ("cpu", "cuda")
+    assert {field.partition(".")[0] for field in found} == {"rounds", "deadline", "sites", "hosts"}
+
+
+REFUSED = {
+    BASE.replace("rounds: 5", "rounds: 4"): "rounds: 5 -> 4",
+    BASE.replace("deadline: 60", "deadline: 30"): "deadline: 60 -> 30",
+    BASE + "seed: 3": "seed: 0 -> 3",
+    BASE + "audit: true": "audit: False -> True",
+    BASE + "reproducible: true": "reproducible: False -> True",
+    BASE + "route: {kind: shards}": "route.kind: shuffler -> shards",
+    BASE + "route: {kind: shuffler, level: model}": "route.level: parameter -> model",
+    BASE + "task: {partition: {kind: dirichlet}}": "task.partition.kind: iid -> dirichlet",
+    BASE + "task: {train: {lr: 0.2}}": "task.train.lr: 0.1 -> 0.2",
+    BASE.replace("{name: c}", "{name: d}"): "sites.c: .* -> none; sites.d: none -> ",
+    BASE.replace("name: base", "name: other"): "name: base -> other",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_anything_else_is_refused_with_what_differs(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        changed(text)
+    first, _, last = REFUSED[text].partition(".*")
+    assert first in str(error.value)
+    assert last in str(error.value)
+    assert "only more rounds" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_digest_that_no_key_explains_is_refused() -> None:
+    """The code of a task, or a version that reads the same keys otherwise."""
+    before = {**manifest(Federation.parse(BASE)), "digest": "0" * 64}
+    with pytest.raises(ConfigError, match="no key differs"):
+        accepted(before, Federation.parse(BASE), "run-1")
+
+
+NOISY = "sites: [{name: a, epsilon: 2}, {name: b, epsilon: 4}, {name: c, epsilon: 4}]\nprivatise: {kind: %s}\n"
+
+
+def test_a_guarantee_of_noisy_updates_composes_what_was_asked() -> None:
+    terms = guarantee(Federation.parse(NOISY % "ldp"), {"a": 3, "b": 1})
+    assert (terms.unit, terms.adjacency, terms.seeded) == ("site", "replace", False)
+    a, b, c = (terms.budgets[name] for name in "abc")
+    assert a.epsilon == pytest.approx(gaussian.epsilon(gaussian.sigma(2.0, 1e-5) / 3**0.5, 1e-5))
+    assert b.epsilon == pytest.approx(4.0)
+    assert (c.attempts, c.epsilon, c.delta) == (0, 0.0, 1e-5)
+
+
+def test_a_total_is_what_the_ledger_keeps_to() -> None:
+    text = (NOISY % "ldp").replace("epsilon", "epsilon_total") + "rounds: 4"
+    whole, retried = (guarantee(Federation.parse(text), {"a": attempts}).budgets["a"] for attempts in (4, 9))
+    assert [whole.epsilon, retried.epsilon] == pytest.approx([2.0, 2.0])
+    assert whole.epsilon_per_round is not None
+    assert whole.epsilon_per_round < 2.0
+    records = guarantee(Federation.parse(text.replace("ldp", "dpsgd")), {"a": 4}).budgets["a"]
+    assert (records.epsilon_per_round, records.epsilon) == (None, 2.0)
+
+
+def test_a_total_is_planned_for_its_rounds() -> None:
+    text = (NOISY % "ldp").replace("epsilon", "epsilon_total") + "rounds: 4\ndeadline: 60\n"
+    assert changed(text.replace("60", "90"), text) == {"deadline": (60.0, 90.0)}
+    with pytest.raises(ConfigError, match="epsilon_total is planned for 4 rounds, and 5 were given"):
+        changed(text.replace("rounds: 4", "rounds: 5"), text)
+
+
+def test_what_depends_on_a_site_s_records_is_left_to_its_ledger() -> None:
+    terms = guarantee(Federation.parse(NOISY % "dpsgd"), {"a": 3})
+    assert (terms.unit, terms.adjacency) == ("record", "add-or-remove")
+    assert (terms.budgets["a"].epsilon_per_round, terms.budgets["a"].epsilon) == (2.0, None)
+
+
+@pytest.mark.parametrize("text", [BASE, NOISY % "ldp" + "reproducible: true", NOISY % "dpsgd" + "reproducible: true"])
+def test_without_noise_or_with_seeded_noise_nothing_is_guaranteed(text: str) -> None:
+    terms = guarantee(Federation.parse(text), {"a": 3})
+    assert (terms.unit, terms.adjacency, terms.sites) == ("none", "none", "none")
+    assert terms.seeded == bool(terms.not_covered) == ("reproducible" in text)
+    assert next(iter(terms.lines())) == "guarantee: none (no differential privacy)"
+
+
+def test_the_route_says_whom_its_sites_trust() -> None:
+    trusted = {
+        "{kind: server}": {("server",), ("superlink",)},
+        "{kind: shuffler}": {("shuffler",)},
+        "{kind: shards, aggregators: 2}": {("aggregator-0", "aggregator-1"), ("evaluator",)},
+    }
+    for route, parties in trusted.items():
+        terms = guarantee(Federation.parse(f"sites: 3\nroute: {route}"), {})
+        assert {one.parties for one in terms.trust} == parties
+
+
+def test_an_audited_run_says_what_lies_in_its_folder() -> None:
+    assert "truth/" in " ".join(guarantee(Federation.parse(BASE + "audit: true"), {}).lines())
+
+
+@pytest.mark.parametrize(
+    "found", [{}, {"trust": 1}, {"unit": "\x1b[31m", "trust": [], "seeded": False, "not_covered": []}]
+)
+def test_a_guarantee_that_nobody_vouches_for_is_checked_when_it_is_read(found: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="guarantee"):
+        stated({"guarantee": found}, "run-1")
+
+
+def test_a_guarantee_reads_back_the_same() -> None:
+    terms = guarantee(Federation.parse(NOISY % "ldp"), {"a": 3, "b": 1})
+    assert stated({"guarantee": json.loads(json.dumps(terms.model_dump(mode="json")))}, "run-1") == terms
+    assert stated({"private": True}, "run-1") is None
+
+
+@pytest.mark.parametrize(("status", "attempts"), [("failed", 2), ("running", 2 + 3 * 3)])
+def test_a_server_that_was_killed_counts_every_attempt_that_it_may_have_made(
+    status: str, attempts: int, tmp_path: Path
+) -> None:
+    """Of rounds 3 and 4, and of the one that was open: three attempts each, at most."""
+    federation = Federation.parse(NOISY % "ldp")
+    before = {**manifest(federation), "format": 2, "run": "r", "rounds": 2, "status": status}
+    before |= {"guarantee": guarantee(federation, dict.fromkeys("abc", 2)).model_dump(mode="json")}
+    (tmp_path / "manifest.json").write_text(json.dumps({**before, "observers": {}, "heads": {}, "files": {}}))
+    plan = ServerPlan(run="r", run_dir=tmp_path, config=tmp_path, keys=tmp_path, log=tmp_path)
+    found = Statement(federation, plan, Layout(()), 4).begin()
+    assert (found["rounds"], found["guarantee"]["sites"]["a"]["attempts"]) == (4, attempts)
+
+
+# Whole runs
+
+SMALL = """
+name: small
+sites: [{name: a, epsilon: 8}, {name: b, epsilon: 8}, {name: c, epsilon: 8}]
+rounds: 1
+deadline: 60
+privatise: {kind: ldp}
+route: {kind: shuffler, n_min: 2}
+task: {train: {epochs: 1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def finished(runs: Path) -> Path:
+    """One round in simulation."""
+    result = up(Federation.parse(SMALL), "simulation", runs)
+    assert result.status == "completed", result.reason
+    return Path(result.path)
+
+
+@pytest.mark.e2e
+def test_the_manifest_of_a_run_states_its_rounds_and_its_guarantee(finished: Path) -> None:
+    found = open_run(finished).manifest
+    terms = stated(found, "run")
+    assert terms is not None
+    assert (found["rounds"], found["changes"], "private" in found) == (1, [], False)
+    assert {name: (one.attempts, one.epsilon) for name, one in terms.budgets.items()} == {
+        name: (1, pytest.approx(8.0)) for name in "abc"
+    }
+
+
+@pytest.mark.e2e
+def test_a_run_is_resumed_with_more_rounds_and_says_so(finished: Path, runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="complete after 1 rounds"):
+        check(finished, Earlier.find(finished.name, runs).federation())
+    other = Federation.parse(SMALL + "seed: 3")
+    with pytest.raises(ConfigError, match="seed: 0 -> 3"):
+        up(other, "simulation", runs, resume=finished.name)
+    before = (finished / "manifest.json").read_bytes()
+    longer = tmp_path / "longer.yaml"
+    longer.write_text(SMALL.replace("rounds: 1", "rounds: 2"))
+    # Neither engine nor folder of runs is given: the run knows both.
+    done = cli("up", longer, "--resume", finished, "--json")
+    assert done.returncode == 0, done.stderr
+    assert (finished / "manifest.json").read_bytes() != before
+    found = open_run(finished).manifest
+    (change,) = found["changes"]
+    assert (change["from_round"], change["fields"]) == (2, [{"field": "rounds", "old": 1, "new": 2}])
+    assert (found["rounds"], found["status"], found["config"]["rounds"]) == (2, "completed", 2)
+    assert found["guarantee"]["sites"]["a"]["attempts"] == 2
+    assert verify(finished, (runs / "pki" / "ca.pem").read_bytes()).ok
+    shown = cli("transcript", "show", finished).stdout
+    assert "changed from round 2: rounds 1 -> 2" in shown
+    assert "shuffler alone can see every update and who sent it" in shown
+    listed = json_of(cli("runs", "--runs-dir", runs, "--json"))["runs"]
+    assert [(one["run"], one["round"], one["status"]) for one in listed] == [(finished.name, 2, "completed")]
+
+
+@pytest.mark.e2e
+def test_a_federation_of_the_same_name_and_another_unit_starts_nothing(finished: Path, runs: Path) -> None:
+    """Whoever has been charged for whole updates cannot be charged for records: nobody is, and no process starts."""
+    there = set(runs.iterdir())
+    ledgers = {path: path.read_bytes() for path in (runs / "sites").rglob("ledger.jsonl")}
+    assert len(ledgers) == 3
+    (runs / "sites" / "small" / "c" / "ledger.jsonl").unlink()  # not all of them need to have been charged
+    with pytest.raises(FederationError, match=r"protects a site .* this federation a record"):
+        up(Federation.parse(SMALL.replace("ldp", "dpsgd")), "simulation", runs)
+    assert set(runs.iterdir()) == there
+    assert {path: path.read_bytes() for path in (runs / "sites").rglob("ledger.jsonl")}.items() <= ledgers.items()
+    shutil.rmtree(runs / "sites" / "small")
