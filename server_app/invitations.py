@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
-from fl_privacy.routes.base import Ask, Ticket
+from fl_privacy.routes.base import FAREWELLS, Ask, Ticket
 from fl_privacy.vector import Vector
 
 from .nodes import Nodes
@@ -41,9 +41,14 @@ class Invitations:
         wanted = [site for site in ask.cohort if site not in holding | self._settled and self._nodes.knows(site)]
         if not wanted:
             return
-        last = min(ask.round + self._rounds - 1, self._federation.rounds)
-        attempt, config = ask.attempt if model is not None else "", self._federation.digest
-        ticket = Ticket(run=ask.run, federation=config, first=ask.round, last=last, attempt=attempt)
+        last, end = ask.round + self._rounds - 1, self._federation.rounds
+        if self._rounds > 1 and last >= end:
+            last = end + FAREWELLS  # whoever may wait for the next round also waits for the farewell
+        last = max(ask.round, min(last, end + FAREWELLS))
+        terms = (
+            {} if model is None else {name: getattr(ask, name) for name in ("attempt", "counts", "farewell", "best")}
+        )
+        ticket = Ticket(run=ask.run, federation=self._federation.digest, first=ask.round, last=last, **terms)
         self._nodes.send(wanted, ticket.model_dump(), model)
         self._held |= dict.fromkeys(wanted, (last, now + LIFE))
 

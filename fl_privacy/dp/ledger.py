@@ -82,10 +82,11 @@ class Ledger:
             self._read()
         return name in self._entries
 
-    def check(self, charge: Charge) -> None:
-        """Raise if a charge would exceed the budget or protects a different unit than earlier charges."""
-        self._check_unit(charge)
-        would = compose([*self._entries.values(), charge], self.delta)
+    def check(self, *charges: Charge) -> None:
+        """Raise if charges would exceed the budget or protect a different unit than earlier ones."""
+        for charge in charges:
+            self._check_unit(charge)
+        would = compose([*self._entries.values(), *charges], self.delta)
         if would > self.epsilon:
             raise LedgerError(
                 f"budget: this round would raise epsilon to {would:.4g} of {self.epsilon:g} at delta {self.delta:g}; "

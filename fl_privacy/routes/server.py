@@ -45,7 +45,7 @@ class ServerRoute(Route):
 
 
 class AtSite:
-    """The model comes with the ticket, and the update goes back with the receipt, followed by the bytes of the counts."""
+    """The model comes with the ticket, and the update goes back with the receipt; the bytes of the counts follow it."""
 
     def __init__(self, seat: SiteSeat) -> None:
         self._size = seat.layout.size

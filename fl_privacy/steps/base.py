@@ -109,6 +109,7 @@ class Privatise(Step):
     """A choice for `privatise`: what it protects, and what that costs."""
 
     unit: ClassVar[str | None] = None  # what is protected: a site or a record
+    adjacency: ClassVar[str | None] = None  # how neighbours differ: replace, or add-or-remove
     after_training: ClassVar[bool] = False  # noise is added to the finished update, so its scale is known
 
     def start(self, seat: Seat) -> Guard:

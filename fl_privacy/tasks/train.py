@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -16,6 +18,7 @@ from fl_privacy.tasks.data import Dataset
 
 EVALUATION_BATCH = 1024
 SMALL_MODEL = 1_000_000
+Outputs = NDArray[np.float32]
 
 Progress = Callable[[int, float], None]
 
@@ -172,6 +175,19 @@ def evaluate(model: nn.Module, data: Dataset, device: str = "cpu") -> Metrics:
     model.train(training)
     loss = total / len(data)
     return Metrics(None, loss, math.sqrt(loss)) if data.forecast else Metrics(correct / len(data), loss)
+
+
+def outputs_of(model: nn.Module, data: Dataset, device: str = "cpu") -> tuple[Outputs, Outputs]:
+    """The model's output and loss for every record."""
+    x, y = place(model, data, device)
+    training, outputs, losses = model.training, [], []
+    model.eval()
+    with torch.no_grad(), few_threads(model):
+        for batch, labels in zip(torch.split(x, EVALUATION_BATCH), torch.split(y, EVALUATION_BATCH), strict=True):
+            outputs.append(model(batch))
+            losses.append(loss_of(outputs[-1], labels, reduction="none"))
+    model.train(training)
+    return torch.cat(outputs).cpu().numpy(), torch.cat(losses).cpu().numpy()
 
 
 def place(model: nn.Module, data: Dataset, name: str) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ class Dpsgd(Privatise):
     delta: float = Field(1e-5, gt=0, lt=1)
 
     unit: ClassVar[str] = sampled.UNIT
+    adjacency: ClassVar[str] = sampled.ADJACENCY
 
     def plan(self, federation: Federation, records: int, epsilon: float) -> sampled.Plan:
         """That of a site with so many records."""

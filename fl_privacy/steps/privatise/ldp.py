@@ -22,6 +22,7 @@ class Ldp(Privatise):
     delta: float = Field(1e-5, gt=0, lt=1)
 
     unit: ClassVar[str] = ldp.UNIT
+    adjacency: ClassVar[str] = ldp.ADJACENCY
     after_training: ClassVar[bool] = True
 
     @property
