@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.config.evaluate import exact_form, form_of, noise_of
 from fl_privacy.dp.ledger import Charge
 from fl_privacy.errors import require
 from fl_privacy.scores.form import Counts
 from fl_privacy.scores.metrics import scores
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.tasks.data import Dataset
-from fl_privacy.tasks.workload import exact_form, form_of, noise_of
 from fl_privacy.vector import Vector
 
 ALONE = "alone"

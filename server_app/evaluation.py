@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fl_privacy.config import Federation
+from fl_privacy.config.evaluate import form_of, noise_of
+from fl_privacy.dp.counts import BOUNDS
 from fl_privacy.scores.form import Counts, Tally
 from fl_privacy.scores.metrics import Scores, scores
 from fl_privacy.tasks.train import mean
-from fl_privacy.tasks.workload import Workload, form_of
+from fl_privacy.tasks.workload import Workload
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.client import patiently
 from fl_privacy.wire.rpc import Stub
@@ -72,8 +74,8 @@ class AtSites(Evaluation):
 
     def __init__(self, federation: Federation, seeding: Remote | None) -> None:
         self._form, self._every, self._seeding = form_of(federation), federation.evaluate.every, seeding
-        # Under noise for whole sites, each site counts as one, and records are not counted.
-        self._countless = federation.unit == "site" and federation.evaluate.epsilon is not None
+        noise = noise_of(federation)
+        self._shows_records = noise is None or BOUNDS[noise.protects].shows_records
         self.initial = {} if seeding else {MODEL: Workload(federation).initial}
 
     def now(self, run: str, round: int, models: Models) -> None:
@@ -85,4 +87,4 @@ class AtSites(Evaluation):
 
     def read(self, counts: Counts) -> Scores:
         found = scores(Tally.of(self._form, counts))
-        return replace(found, records=None) if self._countless else found
+        return found if self._shows_records else replace(found, records=None)

@@ -25,8 +25,10 @@ class Invitations:
     gets its own invitation.
     """
 
-    def __init__(self, nodes: Nodes, federation: Federation, rounds: int, report: Report) -> None:
+    def __init__(self, nodes: Nodes, federation: Federation, rounds: int, waits: bool, report: Report) -> None:
+        """`waits`: whether a site can wait for a round; the last ticket then covers the farewell too."""
         self._nodes, self._federation, self._rounds, self._report = nodes, federation, rounds, report
+        self._last = federation.rounds + (FAREWELLS if waits else 0)
         self._held: dict[str, tuple[int, float]] = {}  # site -> last round of its ticket, and when that ends
         self._settled: set[str] = set()  # sites that declined or finished the current attempt: not invited twice
         self._attempt = ""
@@ -41,10 +43,9 @@ class Invitations:
         wanted = [site for site in ask.cohort if site not in holding | self._settled and self._nodes.knows(site)]
         if not wanted:
             return
-        last, end = ask.round + self._rounds - 1, self._federation.rounds
-        if self._rounds > 1 and last >= end:
-            last = end + FAREWELLS  # whoever may wait for the next round also waits for the farewell
-        last = max(ask.round, min(last, end + FAREWELLS))
+        last = ask.round + self._rounds - 1
+        if last >= self._federation.rounds:
+            last = max(ask.round, self._last)
         terms = (
             {} if model is None else {name: getattr(ask, name) for name in ("attempt", "counts", "farewell", "best")}
         )

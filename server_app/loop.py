@@ -55,7 +55,8 @@ class Coordinator:
         self.strategy = Strategy(self.federation)
         self.nodes = Nodes(grid, self.federation)
         rounds = 1 if plan.invite_every_round else self.federation.rounds_per_ticket
-        self.invitations = Invitations(self.nodes, self.federation, rounds, self.log)
+        waits = self.federation.route.long_tickets and not plan.invite_every_round
+        self.invitations = Invitations(self.nodes, self.federation, rounds, waits, self.log)
         self.keys = Keyring(plan.keys)
         seat = ServerSeat(self.federation, self.layout, self.keys, plan.middleware, self.invitations)
         self.route = self.federation.route.server(seat)

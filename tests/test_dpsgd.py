@@ -363,7 +363,7 @@ def test_a_federation_learns_and_its_truth_is_the_training_without_noise(tmp_pat
     model = work.initial
     shares = weights.RULES["epsilon"]([8.0] * 3, DELTA)
     for round in (1, 2, 3):
-        updates = np.stack([site.payload(At("run", round, f"attempt-{round}"), model) for site in sites])
+        updates = np.stack([site.parcel(At("run", round, f"attempt-{round}"), model).payload for site in sites])
         model = model + mean.weighted(updates, shares, exact=True)
     data = work.site_data("site-0")
     private = Private(

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss, roc_auc_score
 
 from fl_privacy.dp import gaussian
+from fl_privacy.dp.counts import BOUNDS, Noise
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.scores.form import LONGEST, MOST_CLASSES, Form, Tally
 from fl_privacy.scores.metrics import scores
-from fl_privacy.scores.noise import BOUNDS, Noise
 from fl_privacy.scores.shares import added, split
 from fl_privacy.scores.tally import log_odds, score_bins, tally
 

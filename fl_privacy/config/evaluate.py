@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from fl_privacy.choices import Model
-from fl_privacy.scores.noise import BOUNDS
+from fl_privacy.dp.counts import BOUNDS, Noise
+from fl_privacy.scores.form import Form
+from fl_privacy.tasks.catalog import TASKS
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -42,6 +44,25 @@ def problems(federation: Federation) -> Iterator[str]:
         yield "evaluate.epsilon: only sites have a budget, and the server evaluates; remove it or use by: sites"
     elif asked.epsilon is not None and guard.unit not in BOUNDS:
         yield f"evaluate.epsilon: privatise.kind is {guard.kind!r}; use ldp or dpsgd, or remove the budget"
+
+
+def exact_form(federation: Federation) -> Form:
+    """The counts of an evaluation without noise."""
+    return Form(TASKS.get(federation.task.dataset).classes)
+
+
+def noise_of(federation: Federation) -> Noise | None:
+    """The noise of one evaluation at a site; None without a budget for it."""
+    asked, guard = federation.evaluate, federation.privatise
+    if asked.epsilon is None or guard.unit is None or guard.at_delta is None:
+        return None
+    return Noise.of(exact_form(federation).classes, asked.clip, guard.unit, asked.epsilon, guard.at_delta)
+
+
+def form_of(federation: Federation) -> Form:
+    """The counts of an evaluation, as they travel."""
+    noise = noise_of(federation)
+    return exact_form(federation) if noise is None else noise.form
 
 
 def statement(federation: Federation) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from torch import nn
 
 from fl_privacy import vector
 from fl_privacy.scores.form import Form, Tally
-from fl_privacy.scores.noise import Noise
 from fl_privacy.scores.tally import tally
 from fl_privacy.tasks import models
 from fl_privacy.tasks.catalog import OWN, TASKS
@@ -133,26 +132,6 @@ def model_of(federation: Federation) -> nn.Module:
 def layout_of(federation: Federation) -> vector.Layout:
     """The layout of the federation's model."""
     return vector.flatten(model_of(federation))[1]
-
-
-def noise_of(federation: Federation) -> Noise | None:
-    """The noise of one evaluation at a site; None without a budget for it."""
-    asked, guard = federation.evaluate, federation.privatise
-    if asked.epsilon is None or guard.unit is None or guard.at_delta is None:
-        return None
-    classes = TASKS.get(federation.task.dataset).classes
-    return Noise.of(classes, asked.clip, guard.unit, asked.epsilon, guard.at_delta)
-
-
-def form_of(federation: Federation) -> Form:
-    """The counts of an evaluation, as they travel."""
-    noise = noise_of(federation)
-    return exact_form(federation) if noise is None else noise.form
-
-
-def exact_form(federation: Federation) -> Form:
-    """The counts of an evaluation without noise."""
-    return Form(TASKS.get(federation.task.dataset).classes)
 
 
 def recipe_of(federation: Federation) -> Recipe:
