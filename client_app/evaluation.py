@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_privacy.config.evaluate import exact_form, form_of, noise_of
 from fl_privacy.dp.ledger import Charge
-from fl_privacy.errors import require
+from fl_privacy.errors import FederationError, require
 from fl_privacy.scores.form import Counts
 from fl_privacy.scores.metrics import scores
 from fl_privacy.steps.base import At, Seat
@@ -85,25 +85,33 @@ class Journal:
 
     def has(self, run: str, model: int | str) -> bool:
         """Whether there is a line about this model: that after a round, or the one trained alone."""
-        path = self._folder / f"{run}.jsonl"
-        if not path.exists():
-            return False
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - RECENT))
-            return any(_about(line) == model for line in file.read().splitlines())
+        return any(line.startswith(_about(model)) for line in self._recent(run).splitlines())
 
     def add(self, run: str, model: int | str, line: dict[str, Any]) -> None:
         """Append a line, unless it is there: a repeated attempt evaluates the same model."""
         if self.has(run, model):
             return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self._folder / f"{run}.jsonl").open("a") as file:
-            file.write(json.dumps({"model": model, **line}) + "\n")
+        text = _about(model) + json.dumps(line)[1:].encode() + b"\n"
+        cut = not (b"\n" + self._recent(run)).endswith(b"\n")  # a crash left half a line
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._path(run).open("ab") as file:
+                file.write(b"\n" + text if cut else text)
+        except OSError as error:
+            raise FederationError(f"state {self._path(run)}: {error.strerror}; free some disk space") from None
+
+    def _recent(self, run: str) -> bytes:
+        path = self._path(run)
+        if not path.exists():
+            return b""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - RECENT))
+            return file.read()
+
+    def _path(self, run: str) -> Path:
+        return self._folder / f"{run}.jsonl"
 
 
-def _about(text: bytes) -> Any:
-    """The model of a line; None for one that a crash cut short."""
-    try:
-        return json.loads(text)["model"]
-    except (ValueError, KeyError, TypeError):
-        return None
+def _about(model: int | str) -> bytes:
+    """How a line begins."""
+    return json.dumps({"model": model})[:-1].encode() + b", "

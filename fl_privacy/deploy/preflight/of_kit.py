@@ -216,8 +216,9 @@ def _data(folder: Folder) -> list[Check]:
     from fl_privacy.tasks import files
 
     dataset = folder.federation.task.dataset
-    if not folder.role.data or folder.kit.evaluator or not TASKS.get(dataset).needs_data:
-        return []  # a server with an evaluator needs no data
+    evaluated_elsewhere = not folder.role.has_node and folder.federation.sites_evaluate
+    if not folder.role.data or folder.kit.evaluator or evaluated_elsewhere or not TASKS.get(dataset).needs_data:
+        return []  # a server needs none where the sites or an evaluator evaluate
     fix = "set `data` in kit.yaml to the folder that holds the data set"
     try:
         where = files.folder(folder.at(folder.kit.data), dataset) / dataset
