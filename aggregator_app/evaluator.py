@@ -28,7 +28,7 @@ ATTEMPT = "evaluated"  # the model is that after a whole round, whichever attemp
 
 
 class Evaluator:
-    """Holds the held-out data; makes the initial model from the federation's public seed."""
+    """Makes the initial model from the federation's public seed; holds held-out data, unless the sites evaluate."""
 
     log = Log("evaluator")
     metrics = OFF
@@ -45,7 +45,8 @@ class Evaluator:
         if route.aggregators != len(aggregators):
             raise ConfigError(f"aggregators: {len(aggregators)} addresses do not fit route {route}")
         self._federation, self._recorder = federation, recorder
-        self._work = Workload(federation, data_dir)
+        work = Workload(federation, data_dir)
+        self._work = work if federation.sites_evaluate else work.loaded()
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in aggregators]
         self._cut = Cut(self._work.layout.size, len(aggregators), federation.seed)
 
@@ -67,6 +68,8 @@ class Evaluator:
             raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
         if self._recorder is not None:
             self._recorder.record(request.run, request.round, ATTEMPT, {"model": model})
+        if self._federation.sites_evaluate:
+            return pb.EvaluateReply()
         with self.metrics.phase("evaluating"):
             metrics = self._work.evaluate(model)
         self.metrics.ended("evaluated")

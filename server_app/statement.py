@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
-from fl_privacy.config import Federation
+from fl_privacy.config import Federation, evaluate
 from fl_privacy.config.changes import accepted
 from fl_privacy.config.guarantee import guarantee, stated
 from fl_privacy.deploy.plan import ServerPlan
@@ -40,6 +40,7 @@ class Statement:
             "seed": federation.seed,
             "layout": self._layout.to_json(),
             "observers": self._plan.observers,
+            "evaluation": evaluate.statement(federation),
             **self.now(self._done),
         }
 

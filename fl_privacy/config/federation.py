@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from fl_privacy.behaviours import BEHAVIOURS, Behaviour
 from fl_privacy.choices import Chosen, Model
 from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.combine.rules import RULES, FedAvg, Rule
 from fl_privacy.config.checks import problems
+from fl_privacy.config.evaluate import Evaluate, short
 from fl_privacy.config.task import Task, located
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.errors import ConfigError
@@ -99,6 +107,7 @@ class Federation(Model):
     encode: Annotated[Step, Chosen(STEPS, "encode.")] = Off()
     route: Annotated[Route, Chosen(ROUTES)] = ShufflerRoute()
     combine: Annotated[Rule, Chosen(RULES)] = FedAvg()
+    evaluate: Annotated[Evaluate, BeforeValidator(short)] = Evaluate()
     hosts: Hosts | None = Field(None, description="for `provision`: addresses of the roles on real machines")
 
     @field_validator("sites", mode="before")
@@ -205,6 +214,13 @@ class Federation(Model):
         return self.rounds if total else 1
 
     @property
+    def sites_evaluate(self) -> bool:
+        """Whether sites evaluate the model and send counts; otherwise the server or the evaluator has data to do it."""
+        return self.evaluate.by == "sites" or (
+            self.evaluate.by == "auto" and self.route.carries_counts and self.task.by_site
+        )
+
+    @property
     def rounds_per_ticket(self) -> int:
         """Rounds started by one Flower message."""
         auto = self.rounds if self.route.long_tickets else 1
@@ -233,5 +249,9 @@ def schema() -> dict[str, Any]:
         ],
         "title": "Sites",
         "description": made["properties"]["sites"]["description"],
+    }
+    made["properties"]["evaluate"] = {
+        "anyOf": [{"enum": ["auto", "sites", "server"]}, {"$ref": "#/$defs/Evaluate"}],
+        "default": {},
     }
     return made

@@ -67,10 +67,14 @@ class Policy(BaseModel):
             yield "audit is not allowed here, because it records updates without noise; use false"
         if unit is None and self.noise:
             yield "updates must be privatised here, but privatise.kind is none"
+        if federation.sites_evaluate and federation.evaluate.epsilon is None and self.noise:
+            yield "counts of held-out records must have noise here; set evaluate.epsilon or evaluate: server"
         if unit is not None and unit not in self.units:
             yield f"{federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
-        if unit is not None and site.epsilon is not None and site.epsilon > self.epsilon_per_round:
-            yield f"epsilon {site.epsilon:g} per round is more than the {self.epsilon_per_round:g} allowed here"
+        evaluation = federation.evaluate.epsilon or 0.0
+        if unit is not None and site.epsilon is not None and site.epsilon + evaluation > self.epsilon_per_round:
+            also = f" and {evaluation:g} for evaluation" if evaluation else ""
+            yield f"epsilon {site.epsilon:g} per round{also} is more than the {self.epsilon_per_round:g} allowed here"
         if unit is not None and site.epsilon_total is not None and site.epsilon_total > self.epsilon:
             yield f"epsilon_total {site.epsilon_total:g} is more than the {self.epsilon:g} allowed here over all runs"
 

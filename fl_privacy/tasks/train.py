@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -17,6 +19,7 @@ from fl_privacy.tasks.data import Dataset
 
 EVALUATION_BATCH = 1024
 SMALL_MODEL = 1_000_000
+Outputs = NDArray[np.float32]
 
 Progress = Callable[[int, float], None]
 Loss = Callable[[Tensor, Tensor, str], Tensor]  # (outputs, labels, reduction: none, mean or sum)
@@ -217,6 +220,19 @@ def evaluate(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss = 
     if data.forecast:
         return Metrics(None, mean_loss, math.sqrt(mean_loss))
     return Metrics(correct / len(data), mean_loss)
+
+
+def outputs_of(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss = loss_of) -> tuple[Outputs, Outputs]:
+    """The model's output and loss for every record."""
+    x, y = place(model, data, device)
+    training, outputs, losses = model.training, [], []
+    model.eval()
+    with torch.no_grad(), few_threads(model):
+        for batch, labels in zip(torch.split(x, EVALUATION_BATCH), torch.split(y, EVALUATION_BATCH), strict=True):
+            outputs.append(model(batch))
+            losses.append(loss(outputs[-1], labels, "none"))
+    model.train(training)
+    return torch.cat(outputs).cpu().numpy(), torch.cat(losses).cpu().numpy()
 
 
 def place(model: nn.Module, data: Dataset, name: str) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +18,14 @@ from torch import Tensor, nn
 
 from fl_privacy import vector
 from fl_privacy.errors import DataError
+from fl_privacy.scores.form import Form, Tally
+from fl_privacy.scores.tally import tally
 from fl_privacy.tasks import code, models
 from fl_privacy.tasks.data import Dataset, Parts
 from fl_privacy.tasks.making import task_of
 from fl_privacy.tasks.records import parts_of
 from fl_privacy.tasks.task import Task, own
-from fl_privacy.tasks.train import How, Loss, Metrics, Recipe, evaluate, fit, loss_of
+from fl_privacy.tasks.train import How, Loss, Metrics, Recipe, evaluate, fit, loss_of, outputs_of
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -37,6 +41,7 @@ class Workload:
         # One thread: sums are the same on every engine, and several sites share the machine's cores.
         torch.set_num_threads(1)
         self.federation, self._folder, self._checked = federation, data_dir, set[Check]()
+        self.seconds = 0.0  # that the last update took, whichever site's
         self.task = task_of(federation)
         self.model = model_of(federation)
         self.initial, self.layout = vector.flatten(self.model)
@@ -75,12 +80,29 @@ class Workload:
         private: Fit | None = None,
     ) -> NDArray[np.float32]:
         """Train from `start` on a site's records, with `private` if given, and return the difference."""
+        began = time.monotonic()
         vector.load(self.model, start, self.layout)
         train = private or partial(fit, seed=training_seed(self.federation.seed, site, round))
         with self.theirs("training"):
             train(self.model, data, self.recipe, device=device, how=self.how)
         trained, _ = vector.flatten(self.model)
+        self.seconds = time.monotonic() - began
         return np.subtract(trained, start, out=trained)
+
+    def tally(self, model: NDArray[np.float32], data: Dataset, forms: Sequence[Form], device: str) -> list[Tally]:
+        """The counts of a model on these records, in each of the forms."""
+        vector.load(self.model, model, self.layout)
+        with self.theirs("evaluation"):
+            outputs, losses = outputs_of(self.model, data, device, self.how.loss)
+        return [tally(form, outputs, data.y, losses) for form in forms]
+
+    def alone(self, data: Dataset, site: str, epochs: int, device: str) -> NDArray[np.float32]:
+        """A model trained on a site's records only, from the initial one and with the federation's recipe."""
+        vector.load(self.model, self.initial, self.layout)
+        recipe = replace(self.recipe, epochs=epochs, proximal=0.0)
+        with self.theirs("training"):
+            fit(self.model, data, recipe, training_seed(self.federation.seed, site, 0), device, how=self.how)
+        return vector.flatten(self.model)[0]
 
     def once(self, check: Check, data: Dataset) -> None:
         """Check the model with some records, once for all sites of a process."""

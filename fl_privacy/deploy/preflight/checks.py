@@ -89,16 +89,22 @@ def data(federation: Federation, data_dir: Path | None, sites: Sequence[str] = (
 
 
 def find_data(federation: Federation, data_dir: Path | None) -> None:
-    """Raise unless everyone who reads data has a folder of them; the files themselves are not read."""
+    """Raise unless everyone who reads data has some. Only files of one's own are read: they may be wrong."""
     from fl_privacy.tasks import files
 
-    dataset = federation.task.dataset
-    if not TASKS.get(dataset).needs_data:
+    task = federation.task
+    if task.is_own or not task.data_set.pooled:
+        found = data(federation, data_dir)
+        if not found.ok:
+            raise DataError(found.detail)
         return
-    readers = {"server": data_dir} | {site.name: site.data or data_dir for site in federation.sites}
+    if not task.data_set.needs_data:
+        return
+    readers = {} if federation.sites_evaluate else {"server": data_dir}
+    readers |= {site.name: site.data or data_dir for site in federation.sites}
     problems: dict[str, list[str]] = {}
     for name, given in readers.items():
-        where = files.folder(given, dataset) / dataset
+        where = files.folder(given, task.dataset) / task.dataset
         if not os.access(where, os.R_OK | os.X_OK):
             problems.setdefault(str(where), []).append(name)
     if problems:
