@@ -36,7 +36,16 @@ from sites import Idle
 
 DELTA = 1e-5
 KEY = b"k" * 32
-SHAPES = {"mlp": (1, 8, 8), "lenet5": (1, 12, 12), "cnn": (3, 12, 12), "mobilecnn": (3, 12, 12), "lstm": (20, 3)}
+SHAPES = {
+    "mlp": (1, 8, 8),
+    "logistic": (13,),
+    "lenet5": (1, 12, 12),
+    "cnn": (3, 12, 12),
+    "mobilecnn": (3, 12, 12),
+    "resnet9": (3, 8, 8),
+    "lstm": (20, 3),
+    "transformer": (20, 3),
+}
 CONFIG = """
 name: here
 sites: {count: 3, epsilon: 8}

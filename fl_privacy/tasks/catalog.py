@@ -7,17 +7,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model accepts: anything, square images whose side is in `sides`, or series to forecast."""
+    """What a model accepts: anything, square images whose side is in `sides`, or series of as many steps as in `steps`.
+
+    With `forecasts`, only series whose label is a number.
+    """
 
     sides: range | None = None
-    series: bool = False
+    steps: range | None = None
+    forecasts: bool = False
 
     def take(self, shape: tuple[int, ...], classes: int) -> bool:
-        if self.series:
-            return len(shape) in (1, 2) and classes == 0
+        if self.steps is not None:
+            return len(shape) in (1, 2) and shape[0] in self.steps and not (self.forecasts and classes)
         return self.sides is None or (len(shape) == 3 and shape[1] == shape[2] and shape[1] in self.sides)
 
 
-IMAGES, SERIES = Inputs(sides=range(8, 257)), Inputs(series=True)
-LENET5 = Inputs(sides=range(8, 33))
-MODELS = {"mlp": Inputs(), "lenet5": LENET5, "cnn": IMAGES, "mobilecnn": IMAGES, "lstm": SERIES}
+ANY, IMAGES = Inputs(), Inputs(sides=range(8, 257))
+MODELS = {
+    "mlp": ANY,
+    "logistic": ANY,
+    "lenet5": Inputs(sides=range(8, 33)),
+    "cnn": IMAGES,
+    "mobilecnn": IMAGES,
+    "resnet9": IMAGES,
+    "lstm": Inputs(steps=range(1, 10_001), forecasts=True),
+    "transformer": Inputs(steps=range(2, 1025)),
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,11 @@ CNN_GRID = 2
 MOBILE_STEM = 32
 # Channels and stride of each separable block.
 MOBILE_BLOCKS = ((64, 2), (128, 2), (128, 1), (256, 1))
+RESNET_WIDTHS = (64, 128, 256, 512)
+RESNET_RESIDUALS = (1, 3)  # the blocks that a residual one follows
 LSTM_HIDDEN = 32
+TRANSFORMER_WIDTH, TRANSFORMER_HEADS, TRANSFORMER_LAYERS = 32, 4, 2
+PLACES = 0.5  # as large as what a number of size 1 is embedded to: SGD finds smaller ones only after many rounds
 
 
 def build(
@@ -53,6 +58,11 @@ def mlp(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = HIDDEN) 
         width = following
     layers["out"] = nn.Linear(width, outputs)
     return nn.Sequential(layers)
+
+
+def logistic(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """One linear layer: logistic regression for classes, linear regression for numbers."""
+    return mlp(shape, outputs, hidden=())
 
 
 def lenet5(shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -109,6 +119,86 @@ def mobilecnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(layers)
 
 
+class Residual(nn.Module):
+    """Layers whose input is added to their output."""
+
+    def __init__(self, layers: OrderedDict[str, nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed: Tensor = self.layers(x)
+        return x + changed
+
+
+def _block(width: int, following: int, pool: bool = False) -> OrderedDict[str, nn.Module]:
+    layers: OrderedDict[str, nn.Module] = OrderedDict(conv=nn.Conv2d(width, following, 3, padding=1, bias=False))
+    layers |= {"norm": nn.GroupNorm(32, following), "relu": nn.ReLU()}
+    return layers | {"pool": nn.MaxPool2d(2)} if pool else layers
+
+
+def resnet9(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The nine-layer residual network of DAWNBench, with GroupNorm instead of batch norm."""
+    widths = RESNET_WIDTHS
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(_block(shape[0], widths[0])))
+    for i, (width, following) in enumerate(pairwise(widths), start=1):
+        layers[f"block{i}"] = nn.Sequential(_block(width, following, pool=True))
+        if i in RESNET_RESIDUALS:
+            twice = [(f"{name}{n}", layer) for n in (1, 2) for name, layer in _block(following, following).items()]
+            layers[f"residual{i}"] = Residual(OrderedDict(twice))
+    layers |= {"pool": nn.AdaptiveMaxPool2d(1), "flat": nn.Flatten(), "out": nn.Linear(widths[-1], outputs)}
+    return nn.Sequential(layers)
+
+
+class Attention(nn.Module):
+    """Self-attention in plain layers, each of which has per-record gradients."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inputs = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, steps, width = x.shape
+        parts = self.inputs(x).view(batch, steps, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query, key, value = parts.unbind(0)
+        weights = torch.softmax(query @ key.transpose(2, 3) / math.sqrt(width // self.heads), dim=3)
+        mixed: Tensor = self.out((weights @ value).transpose(1, 2).reshape(batch, steps, width))
+        return mixed
+
+
+def _attentive(width: int) -> nn.Module:
+    """One layer of a transformer (Vaswani et al. 2017), with the norms first."""
+    attend: OrderedDict[str, nn.Module] = OrderedDict(norm=nn.LayerNorm(width))
+    attend["attention"] = Attention(width, TRANSFORMER_HEADS)
+    feed: OrderedDict[str, nn.Module] = OrderedDict(norm=nn.LayerNorm(width))
+    feed |= {"wide": nn.Linear(width, 2 * width), "relu": nn.ReLU(), "narrow": nn.Linear(2 * width, width)}
+    return nn.Sequential(OrderedDict(attend=Residual(attend), feed=Residual(feed)))
+
+
+class Transformer(nn.Module):
+    """Two layers over the steps of a series, with a learned vector per place, and a linear head on the last step."""
+
+    def __init__(self, steps: int, features: int, outputs: int, width: int = TRANSFORMER_WIDTH) -> None:
+        super().__init__()
+        self.embed = nn.Linear(features, width)
+        self.places = nn.Parameter(torch.randn(steps, width) * PLACES)
+        self.layers = nn.Sequential(*(_attentive(width) for _ in range(TRANSFORMER_LAYERS)))
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = self.embed(x if x.dim() == 3 else x.unsqueeze(2)) + self.places
+        scores: Tensor = self.out(self.norm(self.layers(steps)[:, -1]))
+        return scores
+
+
+def transformer(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A small transformer over a series of numbers or of vectors."""
+    return Transformer(shape[0], shape[1] if len(shape) == 2 else 1, outputs)
+
+
 class Lstm(nn.Module):
     """One LSTM layer over a series of numbers or vectors, and a linear head on its last state."""
 
@@ -129,4 +219,13 @@ def lstm(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
-BUILDERS: dict[str, Builder] = {"mlp": mlp, "lenet5": lenet5, "cnn": cnn, "mobilecnn": mobilecnn, "lstm": lstm}
+BUILDERS: dict[str, Builder] = {
+    "mlp": mlp,
+    "logistic": logistic,
+    "lenet5": lenet5,
+    "cnn": cnn,
+    "mobilecnn": mobilecnn,
+    "resnet9": resnet9,
+    "lstm": lstm,
+    "transformer": transformer,
+}
