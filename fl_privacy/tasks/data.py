@@ -74,8 +74,9 @@ def _of_first_sites(data: Dataset, count: int) -> NDArray[np.int64]:
 
 def pool(parts: Sequence[Dataset]) -> Dataset:
     """The records of all parts, concatenated."""
+    x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
     sites = [part.site for part in parts if part.site is not None]
-    return Dataset(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]), np.concatenate(sites))
+    return Dataset(x, y, np.concatenate(sites) if sites else None)
 
 
 def scale(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

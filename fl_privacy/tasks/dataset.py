@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field, model_validator
 
 from fl_privacy.choices import Model
 from fl_privacy.errors import DataError
@@ -31,6 +33,16 @@ class DataSet(Model):
     sites: ClassVar[tuple[str, ...]] = ()  # the sites of a benchmark that has some
     train: ClassVar[int] = 0  # training records of a benchmark
     attacker: ClassVar[str | None] = None  # module:name of what fl_privacy/tasks/attacker.py calls Facts
+
+    class_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None, description="weight of each class in the loss; default: all the same"
+    )
+
+    @model_validator(mode="after")
+    def _one_weight_per_class(self) -> DataSet:
+        if self.class_weights is not None and len(self.class_weights) != self.classes:
+            raise ValueError(f"class_weights: {len(self.class_weights)} for {self.classes} classes; give one per class")
+        return self
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,6 +94,10 @@ OURS = {
     "cifar10": "cifar10:Cifar10",
     "heart-disease": "heart_disease:HeartDisease",
     "lcl": "lcl:Lcl",
+    "csv": "csv_table:Csv",
+    "images": "images:Images",
+    "arrays": "arrays:Arrays",
+    "load": "household:Load",
 }
 DATASETS: Registry[type[DataSet]] = Registry(
     "fl_privacy.datasets", {name: f"fl_privacy.tasks.{target}" for name, target in OURS.items()}, DataSet

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import files
 from fl_privacy.tasks.data import Dataset, Parts, Split, pool
 from fl_privacy.tasks.dataset import Benchmark
+from fl_privacy.tasks.scaling import standardise
 
 SUMS = {
     "cleveland": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
@@ -23,8 +26,13 @@ SUMS = {
 DROPPED = (10, 11, 12)
 # Chest pain and resting ECG, with every level except the first.
 LEVELS = {2: (2, 3, 4), 6: (1, 2)}
+# By encoded column, the usual clinical range in adults, for `scaling: public`: age, resting blood pressure (mm Hg),
+# cholesterol (mg/dl), heart rate under exercise (per minute) and ST depression (mm). The others are 0 or 1.
+RANGES = {0: (20.0, 80.0), 2: (80.0, 200.0), 3: (100.0, 400.0), 5: (60.0, 200.0), 7: (0.0, 4.0)}
 TRAIN_FRACTION = 0.66
 SPLIT_SEED = 43
+
+Scale = Callable[[NDArray[np.float64], NDArray[np.bool_]], NDArray[np.float32]]  # (x, training rows)
 
 
 class HeartDisease(Benchmark):
@@ -36,9 +44,13 @@ class HeartDisease(Benchmark):
     sites: ClassVar[tuple[str, ...]] = tuple(SUMS)
     train: ClassVar[int] = 486
 
+    scaling: Literal["local", "public"] = Field(
+        "local", description="by each centre's own training patients, or by clinical ranges that need no data"
+    )
+
     @property
     def preprocessing(self) -> str:
-        return "local"
+        return self.scaling
 
     def load(self, folder: Path | None) -> Split:
         centres = [self.of_site(name, folder) for name in self.sites]
@@ -46,7 +58,8 @@ class HeartDisease(Benchmark):
         return Split(train, test, self.classes, self.shape, self.sites)
 
     def of_site(self, site: str, folder: Path | None) -> Parts:
-        return prepare(read_centre(folder, site), self.sites.index(site))
+        scale = {"local": standardise, "public": by_range}[self.scaling]
+        return prepare(read_centre(folder, site), self.sites.index(site), scale)
 
 
 def read_centre(data_dir: Path | None, centre: str) -> str:
@@ -58,12 +71,12 @@ def read_centre(data_dir: Path | None, centre: str) -> str:
     return content.decode("ascii")
 
 
-def prepare(text: str, site: int) -> Parts:
-    """One centre's training and held-out patients, scaled by the statistics of its own training patients."""
+def prepare(text: str, site: int, scale: Scale = standardise) -> Parts:
+    """One centre's training and held-out patients."""
     rows = complete_rows(text)
     y = (rows[:, -1] > 0).astype(np.int64)
     train = training_rows(y)
-    x = standardise(encode(rows), train)
+    x = scale(encode(rows), train)
     centre = np.full(len(y), site, dtype=np.int64)
     return Parts(Dataset(x[train], y[train], centre[train]), Dataset(x[~train], y[~train], centre[~train]))
 
@@ -97,11 +110,9 @@ def training_rows(y: NDArray[np.int64]) -> NDArray[np.bool_]:
     return mask
 
 
-def standardise(x: NDArray[np.float64], train: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Zero mean and unit variance on the training rows; a column that is constant there is only centred.
-
-    FLamby divides such a column by 1e-9, so one new value in a held-out row would outweigh all others.
-    """
-    spread = x[train].std(axis=0, ddof=1)
-    centred = x - x[train].mean(axis=0)
-    return np.asarray(centred / np.where(spread > 0, spread, 1.0), dtype=np.float32)
+def by_range(x: NDArray[np.float64], train: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """The middle of each clinical range to 0; a quarter of a range is about one standard deviation."""
+    middle, quarter = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    for column, (low, high) in RANGES.items():
+        middle[column], quarter[column] = (low + high) / 2, (high - low) / 4
+    return np.asarray((x - middle) / quarter, dtype=np.float32)

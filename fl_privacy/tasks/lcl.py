@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import cache, files, load as electricity
 from fl_privacy.tasks.data import Dataset, Parts, Split
 from fl_privacy.tasks.dataset import Benchmark
-from fl_privacy.tasks.load import Columns, Plan, Readings
+from fl_privacy.tasks.load import Columns, Plan, Readings, Table
 
 ARCHIVE = "lcl_2013_60households.tar.xz"
 # Over names and files, not over the archive, which differs every time the public files are packed.
@@ -24,6 +26,9 @@ HOUSEHOLDS = tuple(f"MAC{number:06d}" for number in range(2, 46) if number not i
 WINDOWS = 5
 # 73 days per window, of which the last 15 are held out.
 PLAN = Plan(windows=WINDOWS, length=48, stride=7, held_out=15 * 48)
+# Mean and deviation in kWh per half-hour, for `scaling: public`: 3,200 kWh per year is the medium consumption of a
+# British household (Ofgem, 2013), and readings deviate from it by more than it is: most are low, and a few are peaks.
+USUAL = (3200 / (365 * 48), 0.25)
 
 
 class Lcl(Benchmark):
@@ -36,13 +41,22 @@ class Lcl(Benchmark):
     train: ClassVar[int] = 78_129
     attacker: ClassVar[str | None] = "fl_privacy.tasks.lcl_attacker:FACTS"
 
+    scaling: Literal["local", "public"] = Field(
+        "local", description="by each household's own training readings, or by the usual load of a household"
+    )
+
     @property
     def preprocessing(self) -> str:
-        return "local"
+        return self.scaling
+
+    @property
+    def statistics(self) -> tuple[float, float] | None:
+        """Mean and deviation to scale by; None: those of each household."""
+        return {"local": None, "public": USUAL}[self.scaling]
 
     def load(self, folder: Path | None) -> Split:
         members, _ = sides(readings(folder))
-        made = electricity.split(members, PLAN)
+        made = electricity.split(members, PLAN, self.statistics)
         if made.sites != self.sites:
             raise DataError(f"lcl: the files give {len(made.sites)} sites, not {len(self.sites)}; get them again")
         return made
@@ -50,7 +64,7 @@ class Lcl(Benchmark):
     def of_site(self, site: str, folder: Path | None) -> Parts:
         """From the household's own CSV file if the folder has it, else from the archive of all."""
         name, number = site.rpartition("-")[0].upper(), self.sites.index(site)
-        made = electricity.split(household(folder, name).take([name]), PLAN)
+        made = electricity.split(household(folder, name).take([name]), PLAN, self.statistics)
         here = made.sites.index(site)
         train, held_out = (half.take(np.flatnonzero(half.site == here)) for half in (made.train, made.test))
         return Parts(*(Dataset(half.x, half.y, np.full(len(half), number)) for half in (train, held_out)))
@@ -62,7 +76,12 @@ def household(folder: Path | None, name: str) -> Readings:
     if not file.exists():
         return readings(folder)
     content = files.read(folder, "lcl", file.name)
-    return electricity.on_grid([electricity.read_csv(content, COLUMNS, f"lcl: {file.name}")], START, STEPS)
+    return electricity.on_grid([table(content, file.name)], START, STEPS)
+
+
+def table(content: bytes, name: str) -> Table:
+    """The rows of a household's file."""
+    return electricity.read_csv(io.BytesIO(content), COLUMNS, f"lcl/{name}")
 
 
 def sides(found: Readings) -> tuple[Readings, Readings]:
@@ -80,8 +99,7 @@ def readings(data_dir: Path | None = None) -> Readings:
     contents = files.unpack(archive, f"lcl/{ARCHIVE}", key)
     path = files.folder(data_dir, "lcl") / "lcl" / ARCHIVE
     files.check(path, files.content_sum(contents), CONTENT, "expected (all files)")
-    tables = (electricity.read_csv(content, COLUMNS, f"lcl: {name}") for name, content in contents.items())
-    found = electricity.on_grid(tables, START, STEPS)
+    found = electricity.on_grid((table(content, name) for name, content in contents.items()), START, STEPS)
     cache.write(kept, {"households": np.array(found.households), "kwh": found.kwh})
     return found
 

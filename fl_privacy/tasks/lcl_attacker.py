@@ -22,7 +22,8 @@ class Households:
     """The attribute is the household's behaviour; where records are dealt out at random, which the site has more of."""
 
     def auxiliary(self, federation: Federation, data_dir: Path | None, seed: int) -> Auxiliary:
-        split, behaviour = outsiders(data_dir)
+        data = federation.task.data_set
+        split, behaviour = outsiders(data_dir, data.statistics if isinstance(data, Lcl) else None)
         owned = tuple(split.train.take(np.flatnonzero(split.train.site == s)) for s in range(len(behaviour)))
         if federation.task.by_site:
             return Auxiliary(owned, behaviour)
@@ -42,13 +43,13 @@ class Households:
 FACTS: Facts = Households()
 
 
-def outsiders(data_dir: Path | None = None) -> tuple[Split, Ints]:
-    """The 20 households outside the federation in its sites' form, and the behaviour of each site.
+def outsiders(data_dir: Path | None = None, statistics: tuple[float, float] | None = None) -> tuple[Split, Ints]:
+    """The 20 households outside the federation in its sites' form, scaled alike, and the behaviour of each site.
 
     Some lack readings, so these are fewer than 100 sites.
     """
     _, others = sides(readings(data_dir))
-    made = electricity.split(others, PLAN)
+    made = electricity.split(others, PLAN, statistics)
     return made, labels(made.sites, others, others)
 
 

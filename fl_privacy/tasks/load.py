@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
+from fl_privacy.tasks import tables
 from fl_privacy.tasks.data import Dataset, Split, pool
+from fl_privacy.tasks.findings import Findings
 
 HALF_HOUR = np.timedelta64(30, "m")
-# How meters and their exports write a missing reading.
-MISSING = ("", "null", "nan", "na", "none")
 DAY_HOURS = (8, 18)
 NIGHT_HOURS = (20, 6)
 
@@ -27,9 +28,9 @@ Hours = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the CSV columns for household, time and energy."""
+    """The names of the CSV columns for household (None: a file is one household), time and energy."""
 
-    id: str
+    id: str | None
     time: str
     kwh: str
 
@@ -39,7 +40,7 @@ class Table:
     """The rows of one CSV: index into `households`, time, and energy (NaN: missing)."""
 
     households: tuple[str, ...]
-    household: NDArray[np.int32]
+    household: NDArray[np.int64]
     time: NDArray[np.datetime64]
     kwh: Series
 
@@ -91,35 +92,26 @@ class Plan:
         return [(slice(start, cut), slice(cut, stop)) for start, cut, stop in cuts]
 
 
-def read_csv(content: bytes, columns: Columns, name: str) -> Table:
-    """The rows of one file; ignores other columns and whitespace around values."""
-    import pyarrow as pa
-    from pyarrow import compute, csv
-
-    text = dict.fromkeys((columns.id, columns.time, columns.kwh), pa.string())
-    try:
-        table = csv.read_csv(
-            io.BytesIO(content),
-            read_options=csv.ReadOptions(use_threads=False),
-            convert_options=csv.ConvertOptions(column_types=text, include_columns=list(text)),
-        )
-        ids, times, energies = (compute.utf8_trim_whitespace(table[column]) for column in text)
-        missing = compute.is_in(compute.utf8_lower(energies), pa.array(MISSING))
-        kwh = compute.cast(compute.if_else(missing, None, energies), pa.float32())
-        time = compute.cast(times, pa.timestamp("ns"))
-    except (pa.ArrowInvalid, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{name}: not a CSV of {columns.id}, {columns.time}, {columns.kwh} ({reason})") from None
-    coded = ids.combine_chunks().dictionary_encode()
-    return Table(tuple(coded.dictionary.to_pylist()), coded.indices.to_numpy(), time.to_numpy(), kwh.to_numpy())
+def read_csv(stream: BinaryIO, columns: Columns, name: str, delimiter: str = ",") -> Table:
+    """The rows of one file; other columns are ignored. Without a column of households, the file is one."""
+    file, households = PurePath(name), tables.Texts()
+    codes: list[tuple[str, tables.Code]] = [(columns.time, tables.time), (columns.kwh, tables.number())]
+    codes.append(
+        (columns.id, households) if columns.id is not None else (columns.time, lambda _: households(file.stem))
+    )
+    found = Findings(file.parent)
+    time, kwh, household = tables.read(stream, file.name, codes, found, delimiter).T
+    found.check()
+    microseconds = np.round(time * 1e6).astype(np.int64).astype("datetime64[us]")
+    return Table(tuple(households.places), household.astype(np.int64), microseconds, kwh.astype(np.float32))
 
 
-def on_grid(tables: Iterable[Table], start: np.datetime64, steps: int, step: np.timedelta64 = HALF_HOUR) -> Readings:
+def on_grid(read: Iterable[Table], start: np.datetime64, steps: int, step: np.timedelta64 = HALF_HOUR) -> Readings:
     """Readings by household (sorted by name) and step: drops times off the grid; the last of two readings wins."""
     rows: dict[str, Series] = {}
-    for table in tables:
-        since = (table.time - start).astype("timedelta64[ns]").astype(np.int64)
-        slot, off = np.divmod(since, int(step / np.timedelta64(1, "ns")))
+    for table in read:
+        since = (table.time - start.astype("datetime64[us]")).astype(np.int64)
+        slot, off = np.divmod(since, int(step / np.timedelta64(1, "us")))
         kept = (off == 0) & (slot >= 0) & (slot < steps) & np.isfinite(table.kwh)
         found = np.full((len(table.households), steps), np.nan, np.float32)
         found[table.household[kept], slot[kept]] = table.kwh[kept]
@@ -163,10 +155,16 @@ def standardise(kwh: Series, training: Sequence[slice]) -> Series:
     return np.asarray((kwh - mean[:, None]) / np.where(spread > 0, spread, 1.0)[:, None], np.float32)
 
 
-def split(readings: Readings, plan: Plan) -> Split:
-    """One site per household and window (`NAME-wN`), window by window; drops sites without a training record."""
-    parts = plan.parts(readings.kwh.shape[1])
-    series, hours = standardise(readings.kwh, [training for training, _ in parts]), readings.hours()
+def split(readings: Readings, plan: Plan, statistics: tuple[float, float] | None = None) -> Split:
+    """One site per household and window (`NAME-wN`), window by window; drops sites without a training record.
+
+    Readings are scaled by a mean and a deviation that are given for all, else by those of each household.
+    """
+    parts, hours = plan.parts(readings.kwh.shape[1]), readings.hours()
+    if statistics is None:
+        series = standardise(readings.kwh, [training for training, _ in parts])
+    else:
+        series = ((readings.kwh - statistics[0]) / statistics[1]).astype(np.float32)
     sites: list[str] = []
     halves: tuple[list[Dataset], list[Dataset]] = ([], [])
     for window, both in enumerate(parts):

@@ -17,9 +17,9 @@ def task_of(federation: Federation) -> Task:
     """The federation's task. This runs the task's code: at a site, only after its operator accepted it."""
     chosen = federation.task
     if not chosen.is_own:
-        from fl_privacy.tasks.standard import Standard
+        from fl_privacy.tasks.standard import Standard, Weighted
 
-        return Standard(federation)
+        return Standard(federation) if chosen.data_set.class_weights is None else Weighted(federation)
     return code.make(_kind(chosen.code, chosen.source, chosen.name, chosen.sha256), chosen.options, chosen.label)
 
 
