@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from fl_privacy.config import Federation
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import files, lcl, load as electricity
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.household import Load
 from fl_privacy.tasks.models import build
 from fl_privacy.tasks.train import Recipe, evaluate, fit
+from fl_privacy.tasks.workload import layout_of
 
 ROOT = Path(__file__).resolve().parent.parent
 START = datetime(2024, 3, 1)
@@ -186,6 +189,15 @@ def test_households_outside_the_shipped_list_train_from_their_own_files(househol
     assert len(learned) >= 30
     assert sum(gain > 0 for gain in learned) > len(learned) / 2
     assert all("data: " in text or "load: " in text for text in silent)
+
+
+def test_only_the_data_lines_of_the_shipped_config_change() -> None:
+    shipped = yaml.safe_load((ROOT / "configs" / "household-load.yaml").read_text())
+    data = {"dataset": "load", "options": LCL, "partition": {"kind": "by-site"}}
+    changes = {"sites": shipped["sites"] | {"count": 40}, "task": shipped["task"] | data}
+    own, theirs = Federation.model_validate(shipped | changes), Federation.model_validate(shipped)
+    assert layout_of(own).digest == layout_of(theirs).digest
+    assert {key for key in shipped if getattr(own, key, None) != getattr(theirs, key, None)} == {"sites", "task"}
 
 
 def test_the_reader_gives_what_the_archive_gives(households: Path) -> None:
