@@ -118,7 +118,7 @@ class Alone:
 
 def trained(work: Workload) -> Vector:
     """A model after one epoch on all training records."""
-    return work.initial + work.update(work.initial, work.split.train, "all", 1)
+    return work.initial + work.update(work.initial, work.task.dataset.load(None).train, "all", 1)  # type: ignore[attr-defined]
 
 
 def test_the_counts_of_all_sites_add_up_to_the_pooled_ones_exactly(tmp_path: Path) -> None:
@@ -127,20 +127,20 @@ def test_the_counts_of_all_sites_add_up_to_the_pooled_ones_exactly(tmp_path: Pat
     model = trained(work)
     vectors = [site.parcel(here.at(1), model).counts for site in here.sites()]
     total = added([vector for vector in vectors if vector is not None], form.length)
-    (pooled,) = work.tally(model, work.split.test, [form], "cpu")
+    (pooled,) = work.tally(model, work.test, [form], "cpu")
     assert np.array_equal(total, pooled.vector)
     server, found = work.evaluate(model), scores(Tally.of(form, total))
     assert found.accuracy == server.accuracy
     assert found.loss == pytest.approx(server.loss, abs=1e-6)
-    assert found.records == len(work.split.test)
+    assert found.records == len(work.test)
 
 
 def test_held_out_records_of_sites_are_disjoint_and_complete(tmp_path: Path) -> None:
     work = Workload(Federation.parse(LOCAL))
     parts = [work.held_out(name) for name in work.federation.site_names]
-    assert sum(map(len, parts)) == len(work.split.test)
+    assert sum(map(len, parts)) == len(work.test)
     pooled = np.concatenate([part.x.reshape(len(part), -1) for part in parts])
-    there = work.split.test.x.reshape(len(work.split.test), -1)
+    there = work.test.x.reshape(len(work.test), -1)
     assert np.array_equal(pooled[np.lexsort(pooled.T)], there[np.lexsort(there.T)])
 
 
@@ -351,19 +351,19 @@ def test_the_server_s_numbers_are_those_of_the_pooled_records_of_who_took_part(e
         pooled = scores(Tally.of(form, added([*sent.values()], form.length)))
         assert {name: line[name] for name in pooled.line()} == pooled.line()
         assert len(sent) == (4 if line["round"] == 4 else 3)
-    assert evaluated.run.metrics[-1]["records"] == len(evaluated.work.split.test)
+    assert evaluated.run.metrics[-1]["records"] == len(evaluated.work.test)
 
 
 def test_the_final_line_is_what_the_server_would_have_measured(shuffled: Evaluated) -> None:
     model = shuffled.server.round(5).arrays["model"]
     assert any(isinstance(event, Farewell) and event.round == 4 for event in shuffled.server.events(5))
     form, line = exact_form(shuffled.federation), shuffled.run.metrics[-1]
-    (pooled,) = shuffled.work.tally(model, shuffled.work.split.test, [form], "cpu")
+    (pooled,) = shuffled.work.tally(model, shuffled.work.test, [form], "cpu")
     assert line["accuracy"] == shuffled.work.evaluate(model).accuracy
     assert np.array_equal(shuffled.server.round(5).arrays["counts"], pooled.vector)
     vector.load(shuffled.work.model, model, shuffled.work.layout)
-    outputs, _ = train.outputs_of(shuffled.work.model, shuffled.work.split.test)
-    exact = [roc_auc_score(shuffled.work.split.test.y == c, log_odds(outputs.astype(float))[:, c]) for c in range(10)]
+    outputs, _ = train.outputs_of(shuffled.work.model, shuffled.work.test)
+    exact = [roc_auc_score(shuffled.work.test.y == c, log_odds(outputs.astype(float))[:, c]) for c in range(10)]
     assert line["auroc"] == pytest.approx(np.mean(exact), abs=0.005)
 
 

@@ -15,9 +15,9 @@ from fl_privacy.config import Federation
 from fl_privacy.errors import ConfigError, DataError, FederationError
 from fl_privacy.tasks import accepted
 from fl_privacy.tasks.making import task_of
-from fl_privacy.tasks.trial import check
 from fl_privacy.tasks.workload import Workload, model_of
 from fl_privacy.transcript import open_run
+from fl_privacy.trial import check
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "own-data.md").read_text()

@@ -14,7 +14,7 @@ from fl_privacy.errors import ConfigError
 from .common import DataDir, Json, app, show
 
 if TYPE_CHECKING:
-    from fl_privacy.tasks.trial import Report
+    from fl_privacy.trial import Report
 
 commands = typer.Typer(help="Write and check a task of your own.", no_args_is_help=True)
 app.add_typer(commands, name="task")
@@ -50,7 +50,7 @@ def check(
 ) -> None:
     """Train one round at one site, outside any federation; report shapes, time, memory and what looks wrong."""
     from fl_privacy.config import Federation
-    from fl_privacy.tasks.trial import check as run
+    from fl_privacy.trial import check as run
 
     if file.suffix in (".yaml", ".yml"):
         federation = Federation.load(file)
