@@ -57,7 +57,7 @@ REFUSED = {
     BASE + "reproducible: true": "reproducible: False -> True",
     BASE + "route: {kind: shards}": "route.kind: shuffler -> shards",
     BASE + "route: {kind: shuffler, level: model}": "route.level: parameter -> model",
-    BASE + "task: {partition: {kind: dirichlet}}": "task.partition.kind: iid -> dirichlet",
+    BASE + "task: {partition: {kind: dirichlet}}": "task.partition.kind: auto -> dirichlet",
     BASE + "task: {train: {lr: 0.2}}": "task.train.lr: 0.1 -> 0.2",
     BASE.replace("{name: c}", "{name: d}"): "sites.c: .* -> none; sites.d: none -> ",
     BASE.replace("name: base", "name: other"): "name: base -> other",

@@ -92,20 +92,23 @@ def find_data(federation: Federation, data_dir: Path | None) -> None:
     """Raise unless everyone who reads data has a folder of them; the files themselves are not read."""
     from fl_privacy.tasks import files
 
-    dataset = federation.task.dataset
-    if not TASKS.get(dataset).needs_data:
+    task, readers = federation.task, {site.name: site.data or data_dir for site in federation.sites}
+    if not task.by_site:
+        readers["server"] = data_dir
+    if task.is_own:  # only its own code knows whether it needs any
+        needed = [(name, folder) for name, folder in readers.items() if folder is not None]
+    elif task.data_set.needs_data:
+        inside = task.dataset if task.data_set.pooled else ""
+        needed = [(name, files.folder(folder, task.dataset) / inside) for name, folder in readers.items()]
+    else:
         return
-    readers = {"server": data_dir} | {site.name: site.data or data_dir for site in federation.sites}
-    problems: dict[str, list[str]] = {}
-    for name, given in readers.items():
-        where = files.folder(given, dataset) / dataset
-        if not os.access(where, os.R_OK | os.X_OK):
-            problems.setdefault(str(where), []).append(name)
-    if problems:
-        listed = "; ".join(
-            f"{where} (of {', '.join(names[:3])}{', ...' * (len(names) > 3)})" for where, names in problems.items()
-        )
-        fix = f"correct --data-dir, {files.ENVIRONMENT} or the site's data"
+    missing: dict[Path, list[str]] = {}
+    for name, folder in needed:
+        if not os.access(folder, os.R_OK | os.X_OK):
+            missing.setdefault(folder, []).append(name)
+    if missing:
+        listed = "; ".join(f"{folder} of {names[0]}{', ...' * bool(names[1:])}" for folder, names in missing.items())
+        fix = f"correct --data-dir, {files.ENVIRONMENT} or the site's `data`"
         raise DataError(f"data: does not exist or cannot be read: {listed}; {fix}")
 
 
