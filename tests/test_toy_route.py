@@ -171,7 +171,7 @@ class TestRoute:
 
     def test_without_it_the_error_lists_the_available_routes(self) -> None:
         ROUTES.remove("pledge")
-        with pytest.raises(ConfigError, match="unknown kind; use one of server, shuffler, shards"):
+        with pytest.raises(ConfigError, match="unknown; use one of server, shuffler, shards"):
             Federation.parse(CONFIG)
 
     def test_it_adds_no_process(self) -> None:
