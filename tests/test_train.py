@@ -11,10 +11,12 @@ import pytest
 from commands import cli
 from fl_privacy.deploy.engines import follow
 from fl_privacy.deploy.flower import Status
+from fl_privacy.deploy.kits.provision import provision
 from fl_privacy.deploy.kits.train import export
 from fl_privacy.errors import LaunchError
 from fl_privacy.identity.pki import Authority
 from fl_privacy.transcript.run import anchor
+from kits import federation
 
 
 def refusal(code: int) -> httpx.HTTPStatusError:
@@ -93,3 +95,20 @@ def test_verify_prefers_the_run_s_own_authority_to_the_local_one(tmp_path: Path)
 def test_the_end_is_signalled_even_if_the_kit_is_broken(tmp_path: Path) -> None:
     assert cli("train", tmp_path, "--done", tmp_path / "done").returncode == 2
     assert (tmp_path / "done").exists()
+
+
+def test_an_unfinished_run_is_resumed_only_under_its_own_config(tmp_path: Path) -> None:
+    """A kit that was provisioned again with another route refuses it before a process starts, and says what to do."""
+    authority, began = Authority.open(tmp_path / "ca"), federation()
+    provision(federation(route={"kind": "shuffler", "n_min": 3}, quorum=3), tmp_path / "kits", authority, sign=True)
+    kit = tmp_path / "kits" / "server"
+    run = kit / "runs" / "a-run"
+    run.mkdir(parents=True)
+    (kit / "state" / "unfinished").write_text(run.name)
+    facts = {"format": 2, "run": run.name, "digest": began.digest, "config": began.model_dump(mode="json")}
+    (run / "manifest.json").write_text(json.dumps({**facts, "observers": {}, "heads": {}, "files": {}}))
+    done = cli("train", kit)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "quorum: 2 -> 3; route.n_min: 2 -> 3" in done.stderr
+    assert f"fl-privacy train {kit} --new" in done.stderr
+    assert list(run.iterdir()) == [run / "manifest.json"]

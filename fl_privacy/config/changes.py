@@ -67,8 +67,8 @@ def accepted(manifest: Mapping[str, Any], now: Federation, where: str) -> list[C
 
 
 def _plain(federation: Federation) -> dict[str, Any]:
-    """Keys and values, with the sites by name."""
-    values = federation.model_dump(mode="json")
+    """Keys and values, with the sites by name; the text of a task's code is there by its digest."""
+    values = federation.model_dump(mode="json", exclude={"task": {"source"}})
     return {**values, "sites": {site["name"]: site for site in values["sites"]}}
 
 

@@ -102,16 +102,14 @@ def find_data(federation: Federation, data_dir: Path | None) -> None:
         return
     readers = {} if federation.sites_evaluate else {"server": data_dir}
     readers |= {site.name: site.data or data_dir for site in federation.sites}
-    problems: dict[str, list[str]] = {}
+    missing: dict[Path, list[str]] = {}
     for name, given in readers.items():
-        where = files.folder(given, task.dataset) / task.dataset
-        if not os.access(where, os.R_OK | os.X_OK):
-            problems.setdefault(str(where), []).append(name)
-    if problems:
-        listed = "; ".join(
-            f"{where} (of {', '.join(names[:3])}{', ...' * (len(names) > 3)})" for where, names in problems.items()
-        )
-        fix = f"correct --data-dir, {files.ENVIRONMENT} or the site's data"
+        folder = files.folder(given, task.dataset) / task.dataset
+        if not os.access(folder, os.R_OK | os.X_OK):
+            missing.setdefault(folder, []).append(name)
+    if missing:
+        listed = "; ".join(f"{folder} of {names[0]}{', ...' * bool(names[1:])}" for folder, names in missing.items())
+        fix = f"correct --data-dir, {files.ENVIRONMENT} or the site's `data`"
         raise DataError(f"data: does not exist or cannot be read: {listed}; {fix}")
 
 
