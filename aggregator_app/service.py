@@ -22,7 +22,7 @@ from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
 from fl_privacy.routes.base import only
 from fl_privacy.routes.shards import ShardsRoute
-from fl_privacy.transcript.events import rows_of
+from fl_privacy.transcript.events import Event, Farewell, rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import header_of
@@ -42,8 +42,8 @@ class Aggregator(Middleware):
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Array:
         """The round starts from the shard after the previous one; a later shard is rolled back."""
-        model, _ = await asyncio.to_thread(self._store.load, state.name, header.round - 1)
-        length = self.coding.length(model.size)
+        model, _ = await asyncio.to_thread(self._store.load, state.name, header.farewell or header.round - 1)
+        length = 0 if header.farewell else self.coding.length(model.size)
         require(header.length == length, f"length: {header.length}, but this shard has {length}")
         return model
 
@@ -64,9 +64,11 @@ class Aggregator(Middleware):
 
     async def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
         """How many updates, and a digest of whose: the server compares the aggregators before it lets them settle."""
-        round = attempt.round
-        members = hashlib.sha256("\n".join((round.spec.attempt, *round.accepted)).encode()).digest()
-        yield pb.Chunk(release=pb.ReleaseHeader(phase=str(round.phase), count=len(round.accepted), members=members))
+        round, counted = attempt.round, attempt.counted
+        named = "\n".join((round.spec.attempt, *round.accepted, "", *sorted(counted.sites)))
+        members, added = hashlib.sha256(named.encode()).digest(), counted.release(round.least)
+        count = len(round.accepted)
+        yield pb.Chunk(release=pb.ReleaseHeader(phase=str(round.phase), count=count, members=members, **added))
 
     async def settle(self, request: pb.SettleRequest, context: Any) -> pb.Empty:
         """All aggregators closed the round: apply it. Or one did not: drop it."""
@@ -87,23 +89,36 @@ class Aggregator(Middleware):
         spec, rows, model = attempt.round.spec, attempt.rows, state.model
         assert rows is not None
         assert model is not None
+        counts = attempt.counted.stored(clients)
+        shard = None
         try:
-            with self.metrics.phase("averaging"):
-                shard, moments = await asyncio.to_thread(self._apply, spec, rows, model, clients)
-            with self.metrics.phase("releasing"):
-                await asyncio.to_thread(self._store.save, spec.run, spec.round, shard, moments)
+            if spec.farewell:
+                await asyncio.to_thread(self._record, spec, clients, counts, [], Farewell(round=spec.farewell))
+            else:
+                with self.metrics.phase("averaging"):
+                    shard, moments = await asyncio.to_thread(self._apply, spec, rows, model, clients, counts)
+                with self.metrics.phase("releasing"):
+                    await asyncio.to_thread(self._store.save, spec.run, spec.round, shard, moments)
             attempt.delivered = True
         finally:
             attempt.forget()
-        if state.attempt is attempt:
+        if shard is not None and state.attempt is attempt:
             self.put_model(state, shard, spec.round)
         self.log("released", **spec.where, count=len(clients), floor=attempt.round.needed)
 
-    def _apply(self, spec: RoundSpec, rows: Rows, model: Array, clients: tuple[str, ...]) -> tuple[Array, Arrays]:
+    def _apply(
+        self, spec: RoundSpec, rows: Rows, model: Array, clients: tuple[str, ...], counts: Arrays
+    ) -> tuple[Array, Arrays]:
         matrix, tiers = rows.gather(clients)
-        if self.recorder is not None:
-            self.recorder.record(**spec.where, arrays=self.coding.stored(matrix), tiers=tiers, events=rows_of(clients))
+        self._record(spec, clients, self.coding.stored(matrix) | counts, tiers)
         combiner = Combiner(self.federation)
         combiner.restore(self._store.load(spec.run, spec.round - 1)[1])
         shard = combiner.step(model, self.coding.decode(matrix, model.size), tiers)
         return shard, combiner.state()
+
+    def _record(
+        self, spec: RoundSpec, clients: tuple[str, ...], arrays: Arrays, tiers: list[str], *events: Event
+    ) -> None:
+        """What this party received, if it records its view."""
+        if self.recorder is not None and arrays:
+            self.recorder.record(**spec.where, arrays=arrays, tiers=tiers, events=[*rows_of(clients), *events])

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
+from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
 from fl_privacy.crypto import keys
 from fl_privacy.errors import require
 from fl_privacy.ops.log import Log
 from fl_privacy.round.attempt import Attempt, RunState
+from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts
 from fl_privacy.routes.base import only
 from fl_privacy.routes.shuffler import Group, ShufflerRoute
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp
-from fl_privacy.transcript.events import Mixing, rows_of
+from fl_privacy.transcript.events import Event, Farewell, Mixing, rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
 from fl_privacy.wire import federation_pb2 as pb
@@ -35,7 +37,7 @@ class Shuffler(Middleware):
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Vector:
         keep_buffers()  # until the next `give_back`
-        fits = self.coding.length(header.parameters) == header.length
+        fits = header.length == (0 if header.farewell else self.coding.length(header.parameters))
         require(fits, f"length: {header.length} for {header.parameters} parameters")
         return await self.take_model(header.parameters, header.model, parts)
 
@@ -47,26 +49,44 @@ class Shuffler(Middleware):
         state.model = None  # nobody fetches a round that is over
         give_back()
         try:
+            added = attempt.counted.release(attempt.round.least)
+            header = pb.ReleaseHeader(phase="released", count=len(clients), length=spec.length, **added)
             matrix, tiers = await asyncio.to_thread(rows.gather, clients)
-            job, labels = await asyncio.to_thread(self._plan, tiers, attempt)
-            if self.recorder is not None:
-                # How they are mixed, including the keys: only this reveals where every value came from.
-                events, stored = [*rows_of(clients), Mixing(job=job.to_json())], self.coding.stored(matrix)
-                record = partial(self.recorder.record, **spec.where)
-                await asyncio.to_thread(record, arrays=stored, tiers=tiers, events=events)
-            with self.metrics.phase("mixing"):
-                await asyncio.to_thread(mix_apart, matrix, rows, job)
+            terms: dict[str, Any] = {}
+            if spec.farewell:
+                await self._record(attempt, clients, {}, [], Farewell(round=spec.farewell))
+            else:
+                labels, terms = await self._mix(attempt, clients, matrix, tiers, rows)
+                header.tiers.extend(labels)
             attempt.delivered = True
-            sets = [len(mixed.members) for mixed in job.sets]  # nothing about who is in it, and no key
-            terms: dict[str, Any] = {"level": job.level, "buckets": self._route.buckets, "sets": sets}
             self.log("released", **spec.where, count=len(clients), floor=attempt.round.needed, **terms)
-            header = pb.ReleaseHeader(phase="released", count=len(clients), tiers=labels, length=spec.length)
             with self.metrics.phase("releasing"):
                 for part in chunks(pb.Chunk(release=header), matrix):
                     yield part
                     self.metrics.moved("out", part.nbytes if isinstance(part, memoryview) else 0)
         finally:
             attempt.forget()
+
+    async def _mix(
+        self, attempt: Attempt, clients: Sequence[str], matrix: Payload, tiers: list[str], rows: Rows
+    ) -> tuple[list[str], dict[str, Any]]:
+        """Mix the rows in place; the label of each, and what the log says of it."""
+        job, labels = await asyncio.to_thread(self._plan, tiers, attempt)
+        # How they are mixed, including the keys: only this reveals where every value came from.
+        await self._record(attempt, clients, self.coding.stored(matrix), tiers, Mixing(job=job.to_json()))
+        with self.metrics.phase("mixing"):
+            await asyncio.to_thread(mix_apart, matrix, rows, job)
+        sets = [len(mixed.members) for mixed in job.sets]  # nothing about who is in it, and no key
+        return labels, {"level": job.level, "buckets": self._route.buckets, "sets": sets}
+
+    async def _record(
+        self, attempt: Attempt, clients: Sequence[str], arrays: dict[str, Any], tiers: list[str], event: Event
+    ) -> None:
+        """What this party received, if it records its view."""
+        arrays = arrays | attempt.counted.stored(clients)
+        if self.recorder is not None and arrays:
+            record = partial(self.recorder.record, **attempt.round.spec.where)
+            await asyncio.to_thread(record, arrays=arrays, tiers=tiers, events=[*rows_of(clients), event])
 
     def _plan(self, tiers: list[str], attempt: Attempt) -> tuple[Job, list[str]]:
         """Every mixing set with its own key, and the label of each row of the result."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import TranscriptError
-from fl_privacy.transcript.events import Invited
+from fl_privacy.transcript.events import Farewell, Invited
 from fl_privacy.transcript.read import View
 
 Matrix = NDArray[np.float32]
@@ -37,7 +37,8 @@ def budget(tier: str) -> float:
 
 def observe(view: View) -> list[Observation]:
     """All rounds of a view; an error if it holds no updates to attack."""
-    seen = [_one(view, number) for number in view.rounds]
+    rounds = [n for n in view.rounds if not any(isinstance(event, Farewell) for event in view.events(n))]
+    seen = [_one(view, number) for number in rounds]
     if not seen:
         raise TranscriptError(f"{view.folder}: holds no round; let the run finish one first")
     return seen

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_privacy.round.counted import Counted
 from fl_privacy.round.machine import Phase, Round
 from fl_privacy.round.mailbox import Mailbox
 from fl_privacy.round.rows import Rows
@@ -21,6 +22,7 @@ class Attempt:
 
     round: Round
     rows: Rows | None
+    counted: Counted
     layers: tuple[int, ...] = ()
     invited: frozenset[str] = frozenset()
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,8 +45,8 @@ class Attempt:
             self.forget()
 
     def forget(self) -> None:
-        """Drop the updates."""
-        self.rows = None
+        """Drop the updates and counts."""
+        self.rows, self.counted = None, Counted(0, keep=False)
         self.gone.set()
 
     def awaits(self, site: str) -> bool:

@@ -33,8 +33,9 @@ class Collector:
 
     def open(self, index: int, ask: Ask, length: int, model: Vector | None = None, layers: Sequence[int] = ()) -> None:
         """Open an attempt at one middleware; waits for one that is restarting, at most for a round's deadline."""
-        config, size = self._federation, len(ask.cohort)
-        terms: dict[str, Any] = {"cohort": size, "quorum": min(config.quorum, size), "sites": ask.cohort, **ask.where}
+        config = self._federation
+        terms: dict[str, Any] = {"cohort": len(ask.cohort), "quorum": ask.quorum(config), "sites": ask.cohort}
+        terms |= {**ask.where, "counts": ask.counts, "farewell": ask.farewell, "best": ask.best}
         terms |= {"deadline": config.deadline, "seed": config.seed, "layout": self._layout.digest}
         if model is not None:
             terms |= {"model": digest(model), "parameters": model.size}
@@ -59,7 +60,7 @@ class Collector:
                     receipts.append(Receipt(name=site, status=status, time=time.time()))
                     if status != "done":
                         refused.add(site)
-                if len(ask.cohort) - len(refused & set(ask.cohort)) < self._federation.quorum:
+                if len(ask.cohort) - len(refused & set(ask.cohort)) < ask.quorum(self._federation):
                     raise RoundFailed(f"{len(refused)} of {len(ask.cohort)} sites refused or failed; see their logs")
             return [future.result() for future in futures], receipts
         finally:

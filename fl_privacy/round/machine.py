@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fl_privacy.errors import require
+from fl_privacy.scores.form import LONGEST
 from fl_privacy.steps.base import At
 
 MAX_COHORT = 10_000
@@ -49,7 +50,10 @@ class RoundSpec(At):
             "quorum": 1 <= self.quorum <= self.cohort,
             "deadline": 0 < self.deadline <= 86_400,
             "layout": 0 < len(self.layout) <= 128,
-            "length": 1 <= self.length <= MAX_LENGTH,
+            "length": self.length == 0 if self.farewell else 1 <= self.length <= MAX_LENGTH,
+            "counts": 0 <= self.counts <= LONGEST,
+            "farewell": 0 <= self.farewell < self.round,
+            "best": 0 <= self.best < self.round,
         }
         for name, holds in checks.items():
             require(holds, f"{name}: {getattr(self, name)!r} is out of range")
@@ -85,9 +89,14 @@ class Round:
         return tuple(sorted(self._accepted))
 
     @property
+    def least(self) -> int:
+        """Fewest contributions to a sum that may be released: the larger of our floor and every submission's own."""
+        return max(self.floor, *(s.floor for s in self._accepted.values()), 1)
+
+    @property
     def needed(self) -> int:
-        """Fewest submissions that may be released: the largest of quorum, our floor and every submission's own."""
-        return max(self.spec.quorum, self.floor, *(s.floor for s in self._accepted.values()), 1)
+        """Fewest submissions that complete the round."""
+        return max(self.spec.quorum, self.least)
 
     @property
     def is_over(self) -> bool:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
 from fl_privacy.coding import Payload
+from fl_privacy.crypto import keys
 from fl_privacy.errors import require
+from fl_privacy.round.counted import sent
+from fl_privacy.scores.form import Counts
+from fl_privacy.scores.shares import split
 from fl_privacy.steps.base import At
 from fl_privacy.vector import Vector
 from fl_privacy.wire import client, federation_pb2 as pb, rpc
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 
 POLL = 20.0  # seconds a fetch waits at the middleware before it asks again
 CALL = 60.0  # seconds a call may take beyond the waiting
+_AT = [field.name for field in fields(At)]
 LONGEST = 11 * 3600.0  # seconds that a ticket lasts: Flower drops a reply after 12 hours; the server invites again
 
 
@@ -36,7 +43,7 @@ class Member:
 
     def __init__(self, seat: SiteSeat, parts: Parts, layers: Sequence[int] = ()) -> None:
         self._federation, self._layout, self._tier = seat.federation, seat.layout, seat.tier
-        self._metrics, self._parts, self._layers = seat.metrics, parts, tuple(layers)
+        self._metrics, self._parts, self._layers, self._keys = seat.metrics, parts, tuple(layers), seat.keys
         self._stubs = [rpc.middleware(rpc.channel(address, seat.keys)) for address in seat.middleware]
         self._open = pb.RoundHeader()
         self._until = 0.0
@@ -51,16 +58,29 @@ class Member:
                 return
             self._check(seen, model)
             self._open, self._until = seen, time.monotonic() + seen.deadline
-            yield At(seen.run, seen.round, seen.attempt), model
+            yield At(**{name: getattr(seen, name) for name in _AT}), model
 
-    def deliver(self, at: At, payload: Payload) -> None:
+    def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
+        parts = [payload] * len(self._stubs) if at.farewell else self._parts.split(payload)
+        shares = [None] * len(parts) if counts is None else self._shares(at, counts)
         with self._metrics.phase("uploading"):
-            for stub, part in zip(self._stubs, self._parts.split(payload), strict=True):
-                client.patiently(partial(self._submit, stub, part), self._until)
+            for stub, part, share in zip(self._stubs, parts, shares, strict=True):
+                client.patiently(partial(self._submit, stub, part, sent(share)), self._until)
 
-    def _submit(self, stub: rpc.Stub, part: Payload) -> bool:
+    def _submit(self, stub: rpc.Stub, part: Payload, counts: bytes) -> bool:
         left, config = max(1.0, self._until - time.monotonic()), self._federation
-        return client.submit(stub, self._open, part, left, config.coding, self._tier, config.floor)
+        terms = {"tier": self._tier, "floor": config.floor, "counts": counts}
+        return client.submit(stub, self._open, part, left, config.coding, **terms)
+
+    def _shares(self, at: At, counts: Counts) -> list[Counts]:
+        """The counts, shared over the middleware; the same shares when the same counts of an attempt are sent again.
+
+        A site that crashes between two aggregators would otherwise leave shares that do not belong together.
+        """
+        if len(self._stubs) == 1:
+            return [counts]
+        secret, which = self._keys.key_file.read_bytes(), hashlib.sha256(sent(counts)).hexdigest()
+        return split(counts, len(self._stubs), keys.derive(secret, at.run, at.round, at.attempt, f"shares {which}"))
 
     def reply(self) -> Payload | None:
         """No part of an update travels through Flower."""
@@ -69,7 +89,8 @@ class Member:
     def _check(self, header: pb.RoundHeader, model: Vector) -> None:
         fits = (header.layout, model.size) == (self._layout.digest, self._layout.size)
         require(fits, "layout: the round's model is not that of this site's task")
-        require(self._layers in ((), tuple(header.layers)), "layers: not those of this site's model")
+        ours = header.farewell or self._layers in ((), tuple(header.layers))
+        require(ours, "layers: not those of this site's model")
 
     def _next(self, run: str, seen: pb.RoundHeader, end: float) -> tuple[pb.RoundHeader, Vector] | None:
         """The next round on which all middleware agrees, and its model; None when the run is over.

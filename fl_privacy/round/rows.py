@@ -58,5 +58,7 @@ class Rows:
 def mapped(file: int, rows: int, length: int, dtype: str = FLOAT32.dtype) -> Payload:
     """The first rows in a file, as a matrix; writing to it writes to the file."""
     kind = np.dtype(dtype)
+    if not rows * length:  # a farewell has no updates
+        return np.empty((rows, length), kind)
     matrix = np.frombuffer(mmap.mmap(file, kind.itemsize * rows * length), kind)
     return matrix.reshape(rows, length)

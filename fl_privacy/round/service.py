@@ -21,6 +21,7 @@ from fl_privacy.identity.keyring import peer
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics
 from fl_privacy.round.attempt import Attempt, RunState
+from fl_privacy.round.counted import Counted, received
 from fl_privacy.round.machine import SUPERSEDED, Phase, Round, RoundSpec, Submission
 from fl_privacy.round.mailbox import Mailbox
 from fl_privacy.round.rows import Rows
@@ -77,9 +78,11 @@ class Middleware(ABC):
         """The server opens an attempt at a round; an older attempt that is still open fails."""
         self._peer(context, "server")
         header = header_of(await first(parts), "round")
-        spec = RoundSpec(*(getattr(header, field.name) for field in fields(RoundSpec)))
+        spec = RoundSpec(**{field.name: getattr(header, field.name) for field in fields(RoundSpec)})
         floor, most = self.federation.floor, len(self.federation.sites)
         require(floor <= spec.cohort <= most, f"cohort: {spec.cohort} of {most} sites")
+        agreed = self.federation.sites_evaluate or not spec.counts
+        require(agreed, "counts: this federation's sites do not evaluate", "PERMISSION_DENIED")
         layers, invited = self._layers(header), self._invited(header)
         state = self._state(spec.run, create=True)
         self._check_new(spec)
@@ -89,7 +92,8 @@ class Middleware(ABC):
         if state.attempt:
             state.attempt.fail("a newer attempt was opened")
         self.put_model(state, model, header.round - 1)
-        state.attempt = Attempt(Round(spec, floor, time.monotonic()), rows, layers, invited)
+        counted = Counted(spec.counts, keep=self.recorder is not None)
+        state.attempt = Attempt(Round(spec, floor, time.monotonic()), rows, counted, layers, invited)
         state.finished, state.touched = False, time.monotonic()
         self.metrics.opened(1)
         task = asyncio.create_task(self._watch(state.attempt))
@@ -145,26 +149,31 @@ class Middleware(ABC):
         uninvited = f"round: this site is not invited to round {header.round}"
         require(client in attempt.invited, uninvited, "PERMISSION_DENIED")
         require(header.tier in self._tiers[client], "tier: not the one that the federation has for this site")
-        submission = Submission(header.attempt, header.layout, header.length, header.digest, max(1, header.floor))
+        counts = received(header.counts, attempt.round.spec.counts)
+        # What was sent before is recognised by all of it.
+        whole = hashlib.sha256(header.digest + header.counts).digest() if header.counts else header.digest
+        submission = Submission(header.attempt, header.layout, header.length, whole, max(1, header.floor))
         ticket = attempt.round.begin(client, submission, time.monotonic())
         self._join(self._state(header.run), client)
         if ticket is None:
             return pb.SubmitReply(duplicate=True)
         if attempt.first_at is None:
             attempt.first_at = time.monotonic()
-        await self._receive(attempt, client, ticket, submission, header.tier, parts)
+        await self._receive(attempt, client, ticket, submission, header, parts)
+        if counts is not None:
+            attempt.counted.add(client, counts)
         attempt.notice()
         spec = attempt.round.spec
         self.log("accepted", run=spec.run, round=spec.round, count=len(attempt.round.accepted), cohort=spec.cohort)
         return pb.SubmitReply()
 
     async def _receive(
-        self, attempt: Attempt, client: str, ticket: int, submission: Submission, tier: str, parts: Parts
+        self, attempt: Attempt, client: str, ticket: int, submission: Submission, header: pb.VectorHeader, parts: Parts
     ) -> None:
         rows = attempt.rows
         if rows is None:
             raise ProtocolError("FAILED_PRECONDITION", f"round {attempt.round.spec.round} is over")
-        receiver = Receiver(rows.take(client), submission.digest, self.coding)
+        receiver = Receiver(rows.take(client), header.digest, self.coding)
         attempt.cut(client)
         try:
             async with asyncio.timeout(None) as limit:
@@ -176,7 +185,7 @@ class Middleware(ABC):
                     attempt.taken += part.nbytes
             receiver.finish()
             attempt.round.commit(client, ticket, submission, time.monotonic())
-            rows.label(client, tier)
+            rows.label(client, header.tier)
         except TimeoutError:
             if not attempt.round.holds(client, ticket):
                 raise ProtocolError("ABORTED", SUPERSEDED) from None

@@ -16,6 +16,7 @@ from pydantic import Field
 from fl_privacy.choices import Choice, Model
 from fl_privacy.coding import Payload
 from fl_privacy.errors import ConfigError
+from fl_privacy.scores.form import LONGEST, Counts
 from fl_privacy.steps.base import At
 from fl_privacy.theory.cost import Cost
 from fl_privacy.vector import Layout, Vector
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 class Ticket(Model):
     """What the server may ask of a site: the rounds `first` to `last` of a run, and nothing else.
 
-    A site reads the round's terms from the middleware; a route without one names the attempt in the ticket.
+    A site reads the round's terms from the middleware; on a route without one, the ticket has them.
     """
 
     run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
@@ -38,6 +39,9 @@ class Ticket(Model):
     first: int = Field(ge=1, le=2**31)
     last: int = Field(ge=1, le=2**31)
     attempt: str = Field("", pattern=r"^[0-9a-f]{0,64}$")
+    counts: int = Field(0, ge=0, le=LONGEST)
+    farewell: int = Field(0, ge=0, le=2**31)
+    best: int = Field(0, ge=0, le=2**31)
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,26 @@ class Ask(At):
 
     cohort: list[str]
 
+    def quorum(self, federation: Federation) -> int:
+        """Fewest answers that complete it; at a farewell, whoever is there."""
+        return federation.floor if self.farewell else min(federation.quorum, len(self.cohort))
+
 
 @dataclass
 class Outcome:
-    """What the server received: rows and tiers (on routes that show it any), receipts, and the number of bytes."""
+    """What the server received: rows and tiers (on routes that show it any), receipts, and the number of bytes.
+
+    `counts` is the sum of the counts of `counted` sites, and `seen` all that it received of them, for its record.
+    """
 
     count: int
     rows: Payload | None = None
     tiers: list[str] = field(default_factory=list)
     receipts: list[Event] = field(default_factory=list)
     received: int = 0
+    counts: Counts | None = None
+    counted: int = 0
+    seen: dict[str, Payload] = field(default_factory=dict)
 
 
 class Invitations(Protocol):
@@ -95,8 +109,8 @@ class SiteEnd(Protocol):
     def rounds(self, ticket: Ticket, model: Vector | None) -> Iterator[tuple[At, Vector]]:
         """The rounds of a ticket as they open, with the model that each starts from."""
 
-    def deliver(self, at: At, payload: Payload) -> None:
-        """Send an update."""
+    def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
+        """Send an update (none at a farewell), with the counts of an evaluation if the round has any."""
 
     def reply(self) -> Payload | None:
         """What the site sends back through Flower with the receipt."""
@@ -121,6 +135,7 @@ class Route(Choice, ABC):
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect")  # of every round, in order
     shows: ClassVar[str] = "rows"  # what the combining party gets from a round: rows, or a sum
     long_tickets: ClassVar[bool] = True  # one ticket may cover many rounds
+    carries_counts: ClassVar[bool] = False  # it adds up counts of evaluation, and has a farewell after the last round
 
     @property
     def floor(self) -> int:

@@ -10,7 +10,9 @@ import numpy as np
 
 from fl_privacy.coding import Payload
 from fl_privacy.errors import ProtocolError, RoundFailed, require
+from fl_privacy.round.counted import Counted, received
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket
+from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
@@ -26,6 +28,7 @@ class ServerRoute(Route):
 
     kind: Literal["server"] = "server"
     long_tickets: ClassVar[bool] = False  # the model comes with the ticket
+    carries_counts: ClassVar[bool] = True
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         n, d, coding = federation.cohort, parameters, federation.coding
@@ -42,7 +45,7 @@ class ServerRoute(Route):
 
 
 class AtSite:
-    """The model comes with the ticket, and the update goes back with the receipt."""
+    """The model comes with the ticket, and the update goes back with the receipt, followed by the bytes of the counts."""
 
     def __init__(self, seat: SiteSeat) -> None:
         self._size = seat.layout.size
@@ -54,10 +57,11 @@ class AtSite:
             raise ProtocolError("INVALID_ARGUMENT", "ticket: came without a model or an attempt")
         sound = model.shape == (self._size,) and bool(np.isfinite(model).all())
         require(sound, "model: not of this federation's layout, or not finite")
-        yield At(ticket.run, ticket.first, ticket.attempt), model
+        wanted = {"counts": ticket.counts, "farewell": ticket.farewell, "best": ticket.best}
+        yield At(ticket.run, ticket.first, ticket.attempt, **wanted), model
 
-    def deliver(self, at: At, payload: Payload) -> None:
-        self._update = payload
+    def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
+        self._update = payload if counts is None else np.concatenate([payload, counts.view(payload.dtype)])
 
     def reply(self) -> Payload | None:
         return self._update
@@ -78,28 +82,42 @@ class AtServer:
 
         self._sites.invite(ask, model)
         until, failed = time.monotonic() + self._federation.deadline, 0
-        updates, receipts = dict[str, Payload](), list[Event]()
+        updates, counted, receipts = dict[str, Payload](), Counted(ask.counts, keep=True), list[Event]()
         while len(updates) + failed < len(ask.cohort) and time.monotonic() < until:
-            for site, status, update in self._sites.answers(ask):
+            for site, status, reply in self._sites.answers(ask):
                 receipts.append(Receipt(name=site, status=status, time=time.time()))
-                if update is not None and self._is_sound(update):
-                    updates[site] = update
-                else:
+                update, counts = self._parts(ask, reply) if status == "done" else (None, None)
+                if update is None:
                     failed += 1
+                    continue
+                updates[site] = update
+                if counts is not None:
+                    counted.add(site, counts)
             time.sleep(POLL)
-        if len(updates) < self._federation.quorum:
-            raise RoundFailed(f"{len(updates)} of {len(ask.cohort)} updates came, {self._federation.quorum} are needed")
+        if len(updates) < (needed := ask.quorum(self._federation)):
+            raise RoundFailed(f"{len(updates)} of {len(ask.cohort)} updates came, {needed} are needed")
         names = sorted(updates)
-        matrix, tiers = np.stack([updates[n] for n in names]), [self._federation.site(n).tier for n in names]
-        return Outcome(len(names), matrix, tiers, [*receipts, *rows_of(names)], matrix.nbytes)
+        outcome = Outcome(len(names), receipts=[*receipts, *rows_of(names)], seen=counted.stored(names))
+        outcome.counts, outcome.counted = counted.total, len(counted.sites)
+        if not ask.farewell:
+            outcome.rows, outcome.tiers = np.stack([updates[n] for n in names]), list(map(self._tier, names))
+            outcome.received = outcome.rows.nbytes
+        return outcome
 
-    def _is_sound(self, update: Payload) -> bool:
+    def _tier(self, site: str) -> str:
+        return self._federation.site(site).tier
+
+    def _parts(self, ask: Ask, reply: Payload | None) -> tuple[Payload | None, Counts | None]:
+        """The update in a reply, None unless it is sound, and the counts behind it."""
         coding = self._federation.coding
+        size = 0 if ask.farewell else coding.length(self._size)
+        data = np.empty(0, coding.type) if reply is None else reply
         try:
-            coding.check(update)
+            require(data.dtype == coding.type and data[:size].shape == (size,), "update: not of this layout")
+            coding.check(data[:size])
+            return data[:size], received(data[size:].tobytes(), ask.counts)
         except ProtocolError:
-            return False
-        return update.dtype == coding.type and update.shape == (coding.length(self._size),)
+            return None, None
 
     def copies(self, ask: Ask) -> int:
         return len(ask.cohort)

@@ -12,6 +12,7 @@ from pydantic import Field
 from fl_privacy.coding import Payload
 from fl_privacy.errors import RoundFailed
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, by_parameter, tickets
+from fl_privacy.scores.shares import added
 from fl_privacy.shard import masks
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
@@ -45,6 +46,7 @@ class ShardsRoute(Route):
     n_min: int = Field(2, ge=2, description="smallest number of updates that may be averaged together")
 
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect", "settle")
+    carries_counts: ClassVar[bool] = True
     settlement: ClassVar[Settlement] = AllOrNone()
 
     @property
@@ -135,13 +137,19 @@ class AtServer:
 
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
         for index, size in enumerate(self._cut.sizes()):
-            self._round.open(index, ask, size)
+            self._round.open(index, ask, 0 if ask.farewell else size)
         releases, receipts = self._round.collect(ask)
         commits, problem = self._settlement.decide(releases)
         self._round.settle(ask, commits)
         if problem:
             raise RoundFailed(problem)
-        return Outcome(releases[0].count, receipts=receipts)
+        # The sum is in none of the aggregators' sums, but in all of them together.
+        shares = [release.counts for release in releases if release.counts is not None]
+        outcome = Outcome(releases[0].count, receipts=receipts)
+        if len(shares) == len(releases):
+            outcome.counts, outcome.counted = added(shares, ask.counts), releases[0].counted
+            outcome.seen = {"counts": np.stack(shares)}
+        return outcome
 
     def copies(self, ask: Ask) -> int:
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -36,6 +36,8 @@ class ShufflerRoute(Route):
         description="mix only within budget buckets: with IntraShuffler's merge, or with noise levelled per bucket",
     )
     label: Literal["min", "mean"] = Field("min", description="which epsilon labels a merged bucket")
+
+    carries_counts: ClassVar[bool] = True
 
     @property
     def floor(self) -> int:
@@ -132,11 +134,14 @@ class AtServer:
         self.finish = self._round.finish
 
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
-        self._round.open(0, ask, self._length, model, self._layers)
+        length, layers = (0, ()) if ask.farewell else (self._length, self._layers)
+        self._round.open(0, ask, length, model, layers)
         (release,), receipts = self._round.collect(ask)
         if release.rows is None:
             raise RoundFailed(release.reason or "the shuffler released nothing")
-        return Outcome(release.count, release.rows, release.tiers, receipts, release.rows.nbytes)
+        rows, size = None if ask.farewell else release.rows, release.rows.nbytes
+        seen = {} if release.counts is None else {"counts": release.counts}
+        return Outcome(release.count, rows, release.tiers, receipts, size, release.counts, release.counted, seen)
 
     def copies(self, ask: Ask) -> int:
         return 1

@@ -7,7 +7,7 @@ order, and `inward` for every model that arrives, in reverse order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -28,11 +28,14 @@ SLOTS = ("privatise", "permute", "compress", "encode")
 
 @dataclass(frozen=True)
 class At:
-    """Which attempt at which round of which run."""
+    """Which attempt at which round of which run, and what is wanted besides an update."""
 
     run: str
     round: int
     attempt: str
+    counts: int = field(default=0, kw_only=True)  # numbers in the counts of an evaluation; 0: none are wanted
+    farewell: int = field(default=0, kw_only=True)  # the round whose model every site gets to keep; no update is wanted
+    best: int = field(default=0, kw_only=True)  # the round with the best model so far, if known
 
     @property
     def where(self) -> dict[str, Any]:

@@ -50,6 +50,13 @@ class Mixing(Event):
     job: str
 
 
+class Farewell(Event):
+    """No updates were asked for: every site got the model after this round, and may have sent its counts."""
+
+    kind: Literal["farewell"] = "farewell"
+    round: int = Field(ge=0)
+
+
 class Other(Event):
     """An event of a kind that this version does not know, as it was written."""
 
@@ -59,7 +66,7 @@ class Other(Event):
         return self.fields
 
 
-KINDS: dict[str, type[Event]] = {"invited": Invited, "receipt": Receipt, "row": Row, "mixing": Mixing}
+KINDS: dict[str, type[Event]] = {"invited": Invited, "receipt": Receipt, "row": Row, "mixing": Mixing, "farewell": Farewell}
 
 
 def rows_of(names: Sequence[str]) -> list[Event]:

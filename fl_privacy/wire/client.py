@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fl_privacy.coding import FLOAT32, MAX_PARAMETERS, Coding, Payload
 from fl_privacy.errors import ProtocolError, require
+from fl_privacy.scores.form import Counts
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.rpc import Stub
 from fl_privacy.wire.stream import Receiver, chunks, digest, header_of
@@ -33,6 +34,8 @@ class Release:
     tiers: list[str] = field(default_factory=list)
     members: bytes = b""
     rows: Payload | None = None
+    counts: Counts | None = None
+    counted: int = 0
 
 
 def patiently(call: Callable[[], Result], until: float, *also: grpc.StatusCode) -> Result:
@@ -59,11 +62,11 @@ def fetch(stub: Stub, request: pb.FetchRequest, timeout: float) -> tuple[pb.Roun
 
 
 def submit(
-    stub: Stub, round: pb.RoundHeader, payload: Payload, timeout: float, coding: Coding, tier: str = "", floor: int = 1
+    stub: Stub, round: pb.RoundHeader, payload: Payload, timeout: float, coding: Coding, **terms: Any
 ) -> bool:
-    """Send an update, or a shard of one; returns whether it had arrived before."""
+    """Send an update, or a shard of one, under the `terms` of its header; returns whether it had arrived before."""
     where = {name: getattr(round, name) for name in ("run", "round", "attempt", "layout")}
-    reply = stub.submit(_vector(payload, coding, **where, tier=tier, floor=floor), timeout=timeout)
+    reply = stub.submit(_vector(payload, coding, **where, **terms), timeout=timeout)
     return bool(reply.duplicate)
 
 
@@ -88,7 +91,13 @@ def collect(parts: Iterator[Any], coding: Coding = FLOAT32) -> Release:
     rows = None
     if header.phase == "released":
         rows = _fill(np.empty((header.count, header.length), coding.type), parts, None, coding)
-    return Release(header.phase, header.reason, header.count, list(header.tiers), header.members, rows)
+    fields = {name: getattr(header, name) for name in ("phase", "reason", "count", "members", "counted")}
+    return Release(**fields, tiers=list(header.tiers), rows=rows, counts=_counts(header.counts))
+
+
+def _counts(data: bytes) -> Counts | None:
+    require(len(data) % 8 == 0, f"counts: {len(data)} bytes are no 64-bit numbers", "DATA_LOSS")
+    return np.frombuffer(data, "<u8").astype(np.uint64) if data else None
 
 
 def _first(parts: Iterator[Any]) -> Any:

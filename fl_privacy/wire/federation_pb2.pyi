@@ -19,7 +19,7 @@ class Chunk(_message.Message):
     def __init__(self, vector: _Optional[_Union[VectorHeader, _Mapping]] = ..., round: _Optional[_Union[RoundHeader, _Mapping]] = ..., release: _Optional[_Union[ReleaseHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class VectorHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor")
+    __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor", "counts")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class VectorHeader(_message.Message):
     TIER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
@@ -38,10 +39,11 @@ class VectorHeader(_message.Message):
     tier: str
     digest: bytes
     floor: int
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ...) -> None: ...
+    counts: bytes
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ...) -> None: ...
 
 class RoundHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters")
+    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +58,9 @@ class RoundHeader(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     SITES_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    FAREWELL_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
@@ -70,23 +75,30 @@ class RoundHeader(_message.Message):
     layers: _containers.RepeatedScalarFieldContainer[int]
     sites: _containers.RepeatedScalarFieldContainer[str]
     parameters: int
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ...) -> None: ...
+    counts: int
+    farewell: int
+    best: int
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ...) -> None: ...
 
 class ReleaseHeader(_message.Message):
-    __slots__ = ("phase", "reason", "count", "tiers", "length", "members")
+    __slots__ = ("phase", "reason", "count", "tiers", "length", "members", "counts", "counted")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     phase: str
     reason: str
     count: int
     tiers: _containers.RepeatedScalarFieldContainer[str]
     length: int
     members: bytes
-    def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ..., tiers: _Optional[_Iterable[str]] = ..., length: _Optional[int] = ..., members: _Optional[bytes] = ...) -> None: ...
+    counts: bytes
+    counted: int
+    def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ..., tiers: _Optional[_Iterable[str]] = ..., length: _Optional[int] = ..., members: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., counted: _Optional[int] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("duplicate",)
