@@ -28,7 +28,7 @@ ATTEMPT = "evaluated"  # the model is that after a whole round, whichever attemp
 
 
 class Evaluator:
-    """Holds the held-out data; makes the initial model from the federation's public seed."""
+    """Makes the initial model from the federation's public seed; holds held-out data, unless the sites evaluate."""
 
     log = Log("evaluator")
     metrics = OFF
@@ -67,6 +67,8 @@ class Evaluator:
             raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
         if self._recorder is not None:
             self._recorder.record(request.run, request.round, ATTEMPT, {"model": model})
+        if self._federation.sites_evaluate:
+            return pb.EvaluateReply()
         with self.metrics.phase("evaluating"):
             metrics = self._work.evaluate(model)
         self.metrics.ended("evaluated")

@@ -15,7 +15,7 @@ from fl_privacy.errors import LaunchError
 from fl_privacy.ops.metrics import Metrics
 from fl_privacy.steps.base import At
 
-from .outbox import name_of
+from .outbox import evaluation_of, name_of
 
 
 def policy_of(federation: Federation, site: str) -> dict[str, Any]:
@@ -30,14 +30,21 @@ def policy_of(federation: Federation, site: str) -> dict[str, Any]:
 class Account:
     """One site's budget. Without a charge nothing is ever refused."""
 
-    def __init__(self, federation: Federation, site: str, state: Path | None, charge: Charge | None) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        site: str,
+        state: Path | None,
+        charge: Charge | None,
+        evaluation: Charge | None = None,
+    ) -> None:
         config = federation.site(site)
         if config.policy:
             policy = Policy.load(config.policy)
             policy.check(federation, site)
             if charge is not None:
-                policy.check_charge(charge)
-        self._charge = charge
+                policy.check_charge(*filter(None, (charge, evaluation)))
+        self._charge, self._evaluation, self._rounds = charge, evaluation, federation.rounds
         self._ledger: Ledger | None = None
         if charge is None:
             return
@@ -50,15 +57,26 @@ class Account:
         """Refuse an attempt that would overspend, before any work is done."""
         if self._ledger is None or self._charge is None:
             return
-        if self._ledger.holds(name_of(at)):
+        if self._ledger.holds(name_of(at)) or self._ledger.holds(evaluation_of(at)):
             raise LedgerError("ledger: this attempt was charged but its update is lost; it cannot be sent again")
-        self._ledger.check(self._charge)
+        if not at.farewell:
+            self._ledger.check(self._charge)
 
-    def charge(self, at: At) -> bool | None:
-        """Charge an attempt, durably; False if it was charged before, None if nothing is ever charged."""
+    def check_evaluation(self, at: At) -> None:
+        """Refuse an evaluation that would take budget from this round's update or from those of the rounds after it."""
+        if self._ledger is None or self._charge is None or self._evaluation is None:
+            return
+        ahead = 0 if at.farewell else self._rounds - at.round + 1
+        self._ledger.check(self._evaluation, *[self._charge] * ahead)
+
+    def charge(self, at: At, evaluated: bool = False) -> bool | None:
+        """Charge an attempt, durably; False if it was charged before, None if it costs nothing."""
         if self._ledger is None or self._charge is None:
             return None
-        return self._ledger.charge(name_of(at), self._charge)
+        found = [] if at.farewell else [self._ledger.charge(name_of(at), self._charge)]
+        if evaluated and self._evaluation is not None:
+            found.append(self._ledger.charge(evaluation_of(at), self._evaluation))
+        return any(found) if found else None
 
     def budget(self, metrics: Metrics) -> dict[str, float | None]:
         """Epsilon per round, spent over all runs, and left; None where nothing sets a limit."""

@@ -6,13 +6,17 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fl_privacy.coding import Payload
 from fl_privacy.dp.ledger import LedgerError
 from fl_privacy.files import locked, replacing
+from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At
+
+NONE = np.empty(0, np.uint64)
 
 
 def name_of(at: At) -> str:
@@ -20,12 +24,24 @@ def name_of(at: At) -> str:
     return hashlib.sha256(f"{at.run}\n{at.round}\n{at.attempt}".encode()).hexdigest()
 
 
+def evaluation_of(at: At) -> str:
+    """The name under which an attempt's evaluation is charged."""
+    return hashlib.sha256(f"{name_of(at)}\nevaluation".encode()).hexdigest()
+
+
+class Parcel(NamedTuple):
+    """What a site sends for an attempt."""
+
+    payload: Payload
+    counts: Counts | None = None
+
+
 class Outbox:
-    """The last update of a site: in memory, and on disk where it was privatised (only noisy bytes go there)."""
+    """The last parcel of a site: in memory, and on disk where it was privatised (only noisy bytes go there)."""
 
     def __init__(self, state: Path | None) -> None:
         self._file = state / "outgoing.npy" if state else None
-        self._last: tuple[str, Payload] | None = None
+        self._last: tuple[str, Parcel] | None = None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -36,8 +52,8 @@ class Outbox:
         with locked(self._file.with_suffix(".lock")):
             yield
 
-    def find(self, at: At) -> Payload | None:
-        """The update that was made for exactly this attempt."""
+    def find(self, at: At) -> Parcel | None:
+        """What was made for exactly this attempt."""
         name = name_of(at)
         if self._last is not None and self._last[0] == name:
             return self._last[1]
@@ -47,16 +63,18 @@ class Outbox:
             with self._file.open("rb") as file:
                 if file.read(hashlib.sha256().digest_size) != bytes.fromhex(name):
                     return None
-                return np.asarray(np.load(file, allow_pickle=False))
+                payload, counts = (np.asarray(np.load(file, allow_pickle=False)) for _ in range(2))
+                return Parcel(payload, counts if counts.size else None)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, EOFError) as error:
             raise LedgerError(f"state {self._file}: cannot be read ({error}); the update is not sent") from None
 
-    def keep(self, at: At, payload: Payload) -> None:
+    def keep(self, at: At, parcel: Parcel) -> None:
         """Durable when it returns, and readable by the site alone."""
-        self._last = (name_of(at), payload)
+        self._last = (name_of(at), parcel)
         if self._file is not None:
             with replacing(self._file, mode=0o600) as file:
                 file.write(bytes.fromhex(self._last[0]))
-                np.save(file, payload, allow_pickle=False)
+                np.save(file, parcel.payload, allow_pickle=False)
+                np.save(file, NONE if parcel.counts is None else parcel.counts, allow_pickle=False)

@@ -36,7 +36,7 @@ def answer(context: Context, ticket: dict[str, Any], payload: bytes | memoryview
 def workload(home: str) -> Workload:
     """The task that all sites of a process share."""
     facts = _facts(home)
-    return Workload(Federation.load(facts["config"]), facts["data_dir"] and Path(facts["data_dir"]))
+    return Workload(Federation.load(facts["config"]), facts["data_dir"] and Path(facts["data_dir"])).loaded()
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,8 @@ from fl_privacy.errors import FederationError, require
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics
-from fl_privacy.routes.base import SiteSeat, Ticket
+from fl_privacy.routes.base import FAREWELLS, SiteSeat, Ticket
+from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.tasks.train import device as find_device
 from fl_privacy.tasks.workload import Fit, Workload
@@ -22,7 +23,8 @@ from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
 
 from .accounting import Account
-from .outbox import Outbox
+from .evaluation import Evaluation
+from .outbox import Outbox, Parcel
 from .pipeline import Pipeline
 
 
@@ -46,10 +48,11 @@ class Site:
         self.federation, self.config = federation, federation.site(name)
         self.log, self.metrics, self.policy = log or Log(name), metrics, policy
         find_device(self.config.device)
-        self._work = workload or Workload(federation, self.config.data or data_dir)
+        self._work, self._shared = workload or Workload(federation, self.config.data or data_dir), workload is not None
         self._data = self._work.site_data(name)
-        self._steps = Pipeline(Seat(federation, name, self._work, len(self._data), state))
-        self._account = Account(federation, name, state, self._steps.guard.charge)
+        seat = Seat(federation, name, self._work, len(self._data), state)
+        self._steps, self._evaluation = Pipeline(seat), Evaluation(seat)
+        self._account = Account(federation, name, state, self._steps.guard.charge, self._evaluation.charge)
         self._outbox = Outbox(state if self.private else None)
         # Opened for every record: in simulation a site moves from one process to another.
         self._truth = RunRecorder(truth, name, keys, reopen=True) if truth and federation.audit else None
@@ -71,26 +74,30 @@ class Site:
         self.log("ticket", run=ticket.run, first=ticket.first, last=ticket.last, policy=self.policy)
         done = 0
         for at, start in self._route.rounds(ticket, model):
-            payload = self.payload(at, start)
-            self._route.deliver(at, payload)
+            parcel = self.parcel(at, start)
+            if at.farewell:
+                self._compare(at, late=False)
+            self._route.deliver(at, *(part for part in parcel if part is not None))
             done += 1
-            size = payload.nbytes
+            size = parcel.payload.nbytes
             self.metrics.ended("uploaded")
             self.metrics.moved("out", size)
             terms: dict[str, Any] = {"route": self.federation.route.kind, "bytes": size, "private": self.private}
-            self.log("uploaded", **at.where, **terms, policy=self.policy)
+            self.log("uploaded", **at.where, **terms, evaluated=parcel.counts is not None, policy=self.policy)
+            if at.farewell:
+                self._compare(at, late=True)
         return done, self._route.reply()
 
-    def payload(self, at: At, model: Vector) -> Payload:
+    def parcel(self, at: At, model: Vector) -> Parcel:
         """What the site sends for an attempt: made once, charged once, and the same bytes when it is sent again."""
         try:
             with self._outbox.alone():
-                payload = self._outbox.find(at)
-                if payload is None:
+                parcel = self._outbox.find(at)
+                if parcel is None:
                     self._account.check(at)
-                    payload = self._make(at, model)
-                    self._outbox.keep(at, payload)
-                charged = self._account.charge(at)
+                    parcel = self._make(at, self._steps.inward(model, at))
+                    self._outbox.keep(at, parcel)
+                charged = self._account.charge(at, parcel.counts is not None)
         except FederationError as error:
             self.metrics.ended("not-sent")
             self.log("not-sent", **at.where, policy=self.policy, reason=str(error))
@@ -98,18 +105,60 @@ class Site:
         if charged is not None:
             terms: dict[str, Any] = {"policy": self.policy, **self.budget()}
             self.log("charged" if charged else "resend", **at.where, **terms)
-        return payload
+        return parcel
 
-    def _make(self, at: At, model: Vector) -> Payload:
-        """Train, and run the update through the steps."""
+    def keep(self, model: Vector, at: At) -> None:
+        """A model to keep: the one after round `at.farewell`, which is the best one if that is `at.best`."""
+
+    def _make(self, at: At, model: Vector) -> Parcel:
+        """Evaluate the model; train it, unless this is the farewell."""
+        counts = self._evaluate(at, model)
+        recorded = {} if counts is None else {"counts": counts}
+        if not at.farewell:
+            return Parcel(self._update(at, model, recorded), counts)
+        self.keep(model, at)
+        if self._truth is not None and recorded:
+            self._truth.record(**at.where, arrays=recorded)
+        return Parcel(np.empty(0, self.federation.coding.type), counts)
+
+    def _evaluate(self, at: At, model: Vector) -> Counts | None:
+        """The counts of the model, if they are due; a round does not fail for want of them."""
+        try:
+            if not self._evaluation.due(at):
+                return None
+            self._account.check_evaluation(at)
+            with self.metrics.phase("evaluating"):
+                return self._evaluation.counts(at, model)
+        except FederationError as error:
+            self.log("not-evaluated", **at.where, policy=self.policy, reason=str(error))
+            return None
+
+    def _compare(self, at: At, late: bool) -> None:
+        """Train a model alone for comparison: before the counts are sent if that is quick, otherwise afterwards.
+
+        On one machine, sites share its cores and end with the run. Simulated sites wait for each other.
+        """
+        rounds = self._evaluation.rounds_alone(at.run)
+        expected, limit = rounds * self._work.seconds * len(self.federation.sites), self.federation.deadline / 4
+        if not rounds or late != (not 0 < expected < limit):
+            return
+        try:
+            if self._shared and late:
+                raise FederationError(f"it would take {expected:.0f} s for all sites; set evaluate.alone to false")
+            with self.metrics.phase("comparing"):
+                self._evaluation.compare(at.run, self._data, rounds)
+        except FederationError as error:
+            self.log("not-compared", run=at.run, policy=self.policy, reason=str(error))
+
+    def _update(self, at: At, start: Vector, recorded: dict[str, Any]) -> Payload:
+        """Train, and run the update through the steps; `recorded` is what the truth has besides the update."""
         began = time.monotonic()
         private, clean = self._steps.guard.training(at) or (None, None)
-        start = self._steps.inward(model, at)
         update = self._train(start, at, private)
         trained = time.monotonic()
         if self._truth is not None:
             honest = update if clean is None else self._train(start, at, clean)
-            self._truth.record(**at.where, arrays={"update": honest})
+            self._truth.record(**at.where, arrays={"update": honest, **recorded})
         if self.config.behaviour is not None:
             update = self.config.behaviour.act(update, at)
         privatised = time.monotonic()
@@ -134,4 +183,4 @@ def check(ticket: Ticket, federation: Federation) -> None:
     ours = ticket.federation == federation.digest
     require(ours, "ticket: for another federation config than this site's", "FAILED_PRECONDITION")
     first, last = ticket.first, ticket.last
-    require(first <= last <= federation.rounds, f"ticket: rounds {first} to {last} are not in the run")
+    require(first <= last <= federation.rounds + FAREWELLS, f"ticket: rounds {first} to {last} are not in the run")

@@ -1,12 +1,17 @@
-"""How good the model is: evaluated here, or by the evaluator of a sharded federation."""
+"""How good the model is: evaluated here, by the evaluator of a sharded federation, or by the sites."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from fl_privacy.config import Federation
-from fl_privacy.tasks.train import Metrics, mean
+from fl_privacy.config.evaluate import form_of, noise_of
+from fl_privacy.dp.counts import BOUNDS
+from fl_privacy.scores.form import Counts, Tally
+from fl_privacy.scores.metrics import Scores, scores
+from fl_privacy.tasks.train import mean
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.client import patiently
@@ -18,29 +23,68 @@ CALL = 600.0
 PATIENCE = 30.0
 
 
-class Local:
+class Evaluation:
+    """A way to evaluate the model after a round; this one evaluates at once, and asks nothing of the sites."""
+
+    initial: Models
+
+    def now(self, run: str, round: int, models: Models) -> Scores | None:
+        """The scores of a round's model; None if they come later, with the sites' counts."""
+        raise NotImplementedError
+
+    def wanted(self, round: int, final: bool = False) -> int:
+        """How many numbers the sites' counts of a round's model have; 0: sites do not evaluate it."""
+        return 0
+
+    def read(self, counts: Counts) -> Scores:
+        """What the counts of all sites together say."""
+        raise NotImplementedError
+
+
+class Local(Evaluation):
     """The server has the model and held-out data."""
 
     def __init__(self, federation: Federation, data_dir: Path | None) -> None:
         self._work = Workload(federation, data_dir)
-        self.initial: Models = {MODEL: self._work.initial}
+        self.initial = {MODEL: self._work.initial}
 
-    def __call__(self, run: str, round: int, models: Models) -> Metrics:
+    def now(self, run: str, round: int, models: Models) -> Scores:
         """Of several models, the mean over them."""
         found = [self._work.evaluate(model) for model in models.values()]
-        return found[0] if len(found) == 1 else mean(found)
+        return Scores(**vars(found[0] if len(found) == 1 else mean(found)))
 
 
-class Remote:
+class Remote(Evaluation):
     """The evaluator joins the shards; only its metrics come here. Asked for round 0, it seeds the aggregators."""
 
-    initial: Models = {}  # noqa: RUF012 (never changed)
-
     def __init__(self, stub: Stub) -> None:
-        self._stub = stub
+        self._stub, self.initial = stub, {}
 
-    def __call__(self, run: str, round: int, models: Models) -> Metrics:
+    def now(self, run: str, round: int, models: Models) -> Scores:
         request = pb.EvaluateRequest(run=run, round=round)
         reply = patiently(lambda: self._stub.evaluate(request, timeout=CALL), time.monotonic() + PATIENCE)
-        given = {name: getattr(reply, name) for name in ("accuracy", "rmse") if reply.HasField(name)}
-        return Metrics(given.get("accuracy"), reply.loss, given.get("rmse"))
+        return Scores(**{name: getattr(reply, name) for name in ("accuracy", "rmse", "loss") if reply.HasField(name)})
+
+
+class AtSites(Evaluation):
+    """Sites evaluate. The counts of a model come with the updates of the next round, as one sum.
+
+    `seeding` is the evaluator of a sharded federation, which gives the aggregators their initial shards.
+    """
+
+    def __init__(self, federation: Federation, seeding: Remote | None) -> None:
+        self._form, self._every, self._seeding = form_of(federation), federation.evaluate.every, seeding
+        noise = noise_of(federation)
+        self._shows_records = noise is None or BOUNDS[noise.protects].shows_records
+        self.initial = {} if seeding else {MODEL: Workload(federation).initial}
+
+    def now(self, run: str, round: int, models: Models) -> None:
+        if round == 0 and self._seeding is not None:
+            self._seeding.now(run, round, models)
+
+    def wanted(self, round: int, final: bool = False) -> int:
+        return self._form.length if final or round % self._every == 0 else 0
+
+    def read(self, counts: Counts) -> Scores:
+        found = scores(Tally.of(self._form, counts))
+        return found if self._shows_records else replace(found, records=None)

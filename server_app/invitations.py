@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
-from fl_privacy.routes.base import Ask, Ticket
+from fl_privacy.routes.base import FAREWELLS, Ask, Ticket
 from fl_privacy.vector import Vector
 
 from .nodes import Nodes
@@ -25,8 +25,10 @@ class Invitations:
     gets its own invitation.
     """
 
-    def __init__(self, nodes: Nodes, federation: Federation, rounds: int, report: Report) -> None:
+    def __init__(self, nodes: Nodes, federation: Federation, rounds: int, waits: bool, report: Report) -> None:
+        """`waits`: whether a site can wait for a round; the last ticket then covers the farewell too."""
         self._nodes, self._federation, self._rounds, self._report = nodes, federation, rounds, report
+        self._last = federation.rounds + (FAREWELLS if waits else 0)
         self._held: dict[str, tuple[int, float]] = {}  # site -> last round of its ticket, and when that ends
         self._settled: set[str] = set()  # sites that declined or finished the current attempt: not invited twice
         self._attempt = ""
@@ -41,9 +43,13 @@ class Invitations:
         wanted = [site for site in ask.cohort if site not in holding | self._settled and self._nodes.knows(site)]
         if not wanted:
             return
-        last = min(ask.round + self._rounds - 1, self._federation.rounds)
-        attempt, config = ask.attempt if model is not None else "", self._federation.digest
-        ticket = Ticket(run=ask.run, federation=config, first=ask.round, last=last, attempt=attempt)
+        last = ask.round + self._rounds - 1
+        if last >= self._federation.rounds:
+            last = max(ask.round, self._last)
+        terms = (
+            {} if model is None else {name: getattr(ask, name) for name in ("attempt", "counts", "farewell", "best")}
+        )
+        ticket = Ticket(run=ask.run, federation=self._federation.digest, first=ask.round, last=last, **terms)
         self._nodes.send(wanted, ticket.model_dump(), model)
         self._held |= dict.fromkeys(wanted, (last, now + LIFE))
 

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fl_privacy.config import Federation
+from fl_privacy.config import Federation, evaluate
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.errors import FederationError, LaunchError, RoundFailed
 from fl_privacy.identity.keyring import Keyring
@@ -23,13 +23,16 @@ from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
-from fl_privacy.transcript.events import Invited
+from fl_privacy.transcript.events import Event, Farewell, Invited
+from fl_privacy.transcript.files import read_log
+from fl_privacy.transcript.run import METRICS
 from fl_privacy.wire import rpc
 from fl_privacy.wire.stream import digest
 
-from .evaluation import Local, Remote
+from .evaluation import AtSites, Evaluation, Local, Remote
 from .invitations import Invitations
 from .nodes import Nodes
+from .scoreboard import Scoreboard
 from .strategy import MODEL, Models, Strategy
 
 PAUSE = 1.0
@@ -52,7 +55,8 @@ class Coordinator:
         self.strategy = Strategy(self.federation)
         self.nodes = Nodes(grid, self.federation)
         rounds = 1 if plan.invite_every_round else self.federation.rounds_per_ticket
-        self.invitations = Invitations(self.nodes, self.federation, rounds, self.log)
+        waits = self.federation.route.long_tickets and not plan.invite_every_round
+        self.invitations = Invitations(self.nodes, self.federation, rounds, waits, self.log)
         self.keys = Keyring(plan.keys)
         seat = ServerSeat(self.federation, self.layout, self.keys, plan.middleware, self.invitations)
         self.route = self.federation.route.server(seat)
@@ -63,6 +67,7 @@ class Coordinator:
         self.run = RunWriter(plan.run_dir, self._manifest(), key, certificate)
         self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate)
         self.checkpoints = Checkpoints(plan.run_dir / "checkpoints")
+        self.board = Scoreboard(self.run, self.log, read_log(plan.run_dir / METRICS)[0])
         self._salt = 0
 
     def _make_metrics(self) -> Metrics:
@@ -71,10 +76,12 @@ class Coordinator:
             self.log("metrics", address=address)
         return metrics
 
-    def _make_evaluation(self) -> Local | Remote:
-        if self.plan.evaluator is None:
-            return Local(self.federation, self.plan.data_dir)
-        return Remote(rpc.evaluator(rpc.channel(self.plan.evaluator, self.keys)))
+    def _make_evaluation(self) -> Evaluation:
+        at = self.plan.evaluator
+        remote = None if at is None else Remote(rpc.evaluator(rpc.channel(at, self.keys)))
+        if self.federation.sites_evaluate:
+            return AtSites(self.federation, remote)
+        return remote or Local(self.federation, self.plan.data_dir)
 
     def _manifest(self) -> dict[str, object]:
         return {
@@ -85,6 +92,7 @@ class Coordinator:
             "private": not self.federation.reproducible,
             "layout": self.layout.to_json(),
             "observers": self.plan.observers,
+            "evaluation": evaluate.statement(self.federation),
         }
 
     def play(self) -> None:
@@ -100,6 +108,7 @@ class Coordinator:
                 self._evaluate(0, Outcome(0), 0.0)
             for round in range(done + 1, self.federation.rounds + 1):
                 self._round(round)
+            self._farewell(self.federation.rounds)
         except BaseException as error:
             self.log("failed", run=self.plan.run, reason=_reason(error))
             self.run.close("failed")
@@ -116,20 +125,41 @@ class Coordinator:
     def _round(self, round: int) -> None:
         """One round, with as many attempts as it needs: combine, record, evaluate, checkpoint."""
         began = time.monotonic()
-        ask, outcome = self._attempts(round)
+        counts = 0 if self.board.has(round - 1) else self.evaluation.wanted(round - 1)
+        ask, outcome = self._attempts(round, self.strategy.cohort(round, self.nodes.present()), counts=counts)
         self._record(ask, outcome)
+        self._score(round - 1, outcome)
         if outcome.rows is not None:
             with self.metrics.phase("combine"):
                 self.models = self.strategy.combine(self.models, outcome.rows, outcome.tiers)
         self._evaluate(round, outcome, time.monotonic() - began)
         self._checkpoint(round)
 
-    def _attempts(self, round: int) -> tuple[Ask, Outcome]:
-        """Try a round until it succeeds or the attempts are used up."""
-        cohort = self.strategy.cohort(round, self.nodes.present())
+    def _farewell(self, last: int) -> None:
+        """Every site gets the final model, and evaluates it; sites that are away do not fail the run."""
+        if not self.federation.route.carries_counts:
+            return
+        counts = 0 if self.board.has(last) else self.evaluation.wanted(last, final=True)
+        outcome = Outcome(0)
+        try:
+            ask, outcome = self._attempts(last + 1, self.nodes.present(), counts=counts, farewell=last)
+            self._record(ask, outcome)
+        except Exception as error:  # the rounds are done: nothing after them may fail the run
+            self.log("farewell-failed", run=self.plan.run, reason=_reason(error))
+        self._score(last, outcome)
+
+    def _score(self, round: int, outcome: Outcome) -> None:
+        """The line of a round whose counts came, or will never come."""
+        if outcome.counts is not None:
+            self.board.score(round, self.evaluation.read(outcome.counts))
+        elif not self.board.has(round):
+            self.board.score(round, None)
+
+    def _attempts(self, round: int, cohort: list[str], **wanted: int) -> tuple[Ask, Outcome]:
+        """Try a round until it succeeds or the attempts are used up; `wanted` is what it asks besides updates."""
         for number in range(1, self.federation.attempts + 1):
-            ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort)
-            self.log("round", run=self.plan.run, round=round, attempt=number)
+            ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort, **wanted)
+            self.log("farewell" if ask.farewell else "round", run=self.plan.run, round=round, attempt=number)
             try:
                 return ask, self._attempt(ask)
             except (RoundFailed, grpc.RpcError) as error:
@@ -139,7 +169,7 @@ class Coordinator:
             self.log("attempt-failed", run=self.plan.run, round=round, attempt=number, reason=reason)
             self.invitations.withdraw()
             time.sleep(PAUSE)
-            if number < self.federation.attempts:
+            if number < self.federation.attempts and not ask.farewell:
                 self.nodes.await_back(cohort)
         raise LaunchError(f"round {round} failed {self.federation.attempts} times; last reason: {reason}")
 
@@ -168,16 +198,21 @@ class Coordinator:
     def _record(self, ask: Ask, outcome: Outcome) -> None:
         """Exactly what this server saw, and the models it held."""
         rows = {} if outcome.rows is None else self.federation.coding.stored(outcome.rows)
-        events = [*(Invited(name=name) for name in sorted(ask.cohort)), *outcome.receipts]
-        self.view.record(ask.round, ask.attempt, {**self.models, **rows}, outcome.tiers, events)
+        events: list[Event] = [*(Invited(name=name) for name in sorted(ask.cohort)), *outcome.receipts]
+        if ask.farewell:
+            if not outcome.seen:
+                return
+            events.append(Farewell(round=ask.farewell))
+        self.view.record(ask.round, ask.attempt, {**self.models, **rows, **outcome.seen}, outcome.tiers, events)
 
     def _evaluate(self, round: int, outcome: Outcome, seconds: float) -> None:
+        """A round is over: its scores are known now, or wait for the sites' counts."""
+        taken = {"seconds": float(f"{seconds:.4f}"), "updates": outcome.count, "bytes": outcome.received}
+        self.board.done(round, taken)
         with self.metrics.phase("evaluate"):
-            metrics = self.evaluation(self.plan.run, round, self.models)
-        counts = {"seconds": float(f"{seconds:.4f}"), "updates": outcome.count, "bytes": outcome.received}
-        line = {"round": round, **vars(metrics), **counts}
-        self.run.metric(line)
-        self.log("evaluated", run=self.plan.run, **line)
+            found = self.evaluation.now(self.plan.run, round, self.models)
+        if found is not None or not self.evaluation.wanted(round, final=round == self.federation.rounds):
+            self.board.score(round, found)
 
     def _checkpoint(self, round: int) -> None:
         moments = {f"{MOMENT}{name}": array for name, array in self.strategy.state().items()}

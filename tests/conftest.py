@@ -21,7 +21,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "side-by-side"))
 # Fixtures that start a federation, a network of machines or containers. A test that uses one is end-to-end; a test
 # that starts a federation itself has `@pytest.mark.e2e`.
 WHOLE = {
-    *("audited", "colluded", "demo", "followed", "loot", "machines", "metered", "published", "seen", "unbroken"),
+    *("audited", "colluded", "demo", "evaluated", "followed", "loot", "machines", "metered", "published", "seen"),
+    *("sharded", "shuffled", "unbroken"),
     *("image", "stack", "world"),
 }
 SLOWEST = ("test_hosts", "test_federation", "test_benchmarks", "test_extending", "test_attack", "test_audited_kits")

@@ -62,4 +62,4 @@ class Idle:
 
     def prepare(self, run: str, round: int, attempt: str, train: Train) -> np.ndarray:
         self.work.train = train
-        return self.site.payload(At(run, round, attempt), np.zeros(PARAMETERS, np.float32))
+        return self.site.parcel(At(run, round, attempt), np.zeros(PARAMETERS, np.float32)).payload

@@ -368,7 +368,7 @@ def test_a_federation_learns_and_its_truth_is_the_training_without_noise(tmp_pat
     model = work.initial
     shares = weights.RULES["epsilon"]([8.0] * 3, DELTA)
     for round in (1, 2, 3):
-        updates = np.stack([site.payload(At("run", round, f"attempt-{round}"), model) for site in sites])
+        updates = np.stack([site.parcel(At("run", round, f"attempt-{round}"), model).payload for site in sites])
         model = model + mean.weighted(updates, shares, exact=True)
     data = work.site_data("site-0")
     private = Private(
@@ -378,7 +378,7 @@ def test_a_federation_learns_and_its_truth_is_the_training_without_noise(tmp_pat
     truth = View(tmp_path / "site-0" / "truth")
     assert truth.rounds == [1, 2, 3]
     assert np.array_equal(truth.round(1).arrays["update"], clean)
-    sent = sites[0].payload(At("run", 3, "attempt-3"), model)  # a resend of the last round
+    sent = sites[0].parcel(At("run", 3, "attempt-3"), model).payload  # a resend of the last round
     assert np.array_equal(sent, updates[0])
     assert not np.array_equal(sent, truth.round(3).arrays["update"])
     accuracy = work.evaluate(model).accuracy

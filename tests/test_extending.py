@@ -197,7 +197,7 @@ def test_the_task_s_own_model_follows_the_seed_and_trains_under_dpsgd(plugged: P
     assert budget.unit == "record"
     work = Workload(federation)
     site = Site(federation, "site-0", Keyring(tmp_path), [], state=tmp_path, workload=work)
-    payload = site.payload(At("run", 1, "a"), work.initial)
+    payload = site.parcel(At("run", 1, "a"), work.initial).payload
     assert payload.shape == work.initial.shape
     assert payload.any()
 

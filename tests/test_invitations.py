@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from fl_privacy.config import Federation
-from fl_privacy.routes.base import Ask
+from fl_privacy.routes.base import FAREWELLS, Ask
 from server_app import invitations
 from server_app.invitations import Invitations
 
 FEDERATION = Federation.parse("sites: 4\nrounds: 20\nquorum: 3")
+LAST = 20 + FAREWELLS
 
 
 class Nodes:
@@ -46,7 +47,7 @@ def ask(round: int, *cohort: int, attempt: str = "a") -> Ask:
 def flower(monkeypatch: pytest.MonkeyPatch) -> tuple[Nodes, Invitations, list[str]]:
     monkeypatch.setattr(invitations, "LOOK", -1.0)
     nodes, told = Nodes(), list[str]()
-    return nodes, Invitations(nodes, FEDERATION, 20, lambda event, site: told.append(f"{event} {site}")), told  # type: ignore[arg-type]
+    return nodes, Invitations(nodes, FEDERATION, 20, True, lambda event, site: told.append(f"{event} {site}")), told  # type: ignore[arg-type]
 
 
 def test_one_ticket_covers_all_rounds_whoever_is_in_the_cohort(
@@ -55,7 +56,7 @@ def test_one_ticket_covers_all_rounds_whoever_is_in_the_cohort(
     nodes, tickets, _ = flower
     for round, cohort in enumerate(((0, 1), (1, 2), (0, 2), (0, 1, 2)), start=1):
         tickets.invite(ask(round, *cohort))
-    assert nodes.sent == [(["site-0", "site-1"], 1, 20), (["site-2"], 2, 20)]
+    assert nodes.sent == [(["site-0", "site-1"], 1, LAST), (["site-2"], 2, LAST)]
 
 
 def test_a_site_that_joins_late_is_invited_on_its_own(flower: tuple[Nodes, Invitations, list[str]]) -> None:
@@ -64,7 +65,7 @@ def test_a_site_that_joins_late_is_invited_on_its_own(flower: tuple[Nodes, Invit
     tickets.invite(first)
     nodes.there.add("site-3")
     tickets.answers(first)
-    assert nodes.sent == [(["site-0", "site-1", "site-2"], 1, 20), (["site-3"], 1, 20)]
+    assert nodes.sent == [(["site-0", "site-1", "site-2"], 1, LAST), (["site-3"], 1, LAST)]
 
 
 def test_a_lost_site_is_noticed_and_invited_when_it_returns(flower: tuple[Nodes, Invitations, list[str]]) -> None:
@@ -89,7 +90,7 @@ def test_a_site_that_declines_is_asked_again_only_in_the_next_attempt(
     tickets.invite(ask(1, 0, 1))
     assert len(nodes.sent) == 1
     tickets.invite(ask(1, 0, 1, attempt="b"))
-    assert nodes.sent[-1] == (["site-0"], 1, 20)
+    assert nodes.sent[-1] == (["site-0"], 1, LAST)
 
 
 def test_an_expired_ticket_is_renewed_but_a_completed_one_is_not(
@@ -99,15 +100,15 @@ def test_an_expired_ticket_is_renewed_but_a_completed_one_is_not(
     tickets.invite(ask(5, 0, 1))
     nodes.back = [("site-0", "done", None)]  # it ended its ticket before Flower would drop it
     tickets.answers(ask(5, 0, 1))
-    assert nodes.sent[-1] == (["site-0"], 5, 20)
-    last = ask(20, 0, 1)
+    assert nodes.sent[-1] == (["site-0"], 5, LAST)
+    last = ask(LAST, 0, 1)
     tickets.invite(last)
     nodes.back = [("site-0", "done", None)]
     tickets.answers(last)
     assert len(nodes.sent) == 2
     monkeypatch.setattr(invitations.time, "monotonic", lambda: 1e9)  # twelve hours later, and more
-    tickets.invite(ask(20, 1, attempt="b"))
-    assert nodes.sent[-1] == (["site-1"], 20, 20)
+    tickets.invite(ask(LAST, 1, attempt="b"))
+    assert nodes.sent[-1] == (["site-1"], LAST, LAST)
 
 
 def test_after_a_failed_attempt_every_site_is_invited(flower: tuple[Nodes, Invitations, list[str]]) -> None:
@@ -116,3 +117,13 @@ def test_after_a_failed_attempt_every_site_is_invited(flower: tuple[Nodes, Invit
     tickets.withdraw()
     tickets.invite(ask(1, 0, 1, 2, attempt="b"))
     assert [sites for sites, _, _ in nodes.sent] == [["site-0", "site-1", "site-2"]] * 2
+
+
+@pytest.mark.parametrize(("waits", "last"), [(True, LAST), (False, 20)])
+def test_a_ticket_for_the_last_round_covers_the_farewell_where_sites_can_wait(waits: bool, last: int) -> None:
+    nodes = Nodes()
+    tickets = Invitations(nodes, FEDERATION, 1, waits, lambda *_: None)  # type: ignore[arg-type]
+    tickets.invite(ask(19, 0))
+    tickets.invite(ask(20, 1))
+    tickets.invite(ask(21, 2))
+    assert nodes.sent == [(["site-0"], 19, 19), (["site-1"], 20, last), (["site-2"], 21, max(21, last))]

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss, roc_auc_score
 
 from fl_privacy.dp import gaussian
+from fl_privacy.dp.counts import BOUNDS, Noise
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.scores.form import LONGEST, MOST_CLASSES, Form, Tally
-from fl_privacy.scores.metrics import Scores, best, scores
-from fl_privacy.scores.noise import BOUNDS, Noise
+from fl_privacy.scores.metrics import scores
 from fl_privacy.scores.shares import added, split
 from fl_privacy.scores.tally import log_odds, score_bins, tally
 
@@ -274,11 +274,3 @@ def test_measures_are_as_precise_as_the_noise_allows(protects: str) -> None:
 def test_a_budget_too_small_for_whole_numbers_is_refused() -> None:
     with pytest.raises(FederationError, match="too small"):
         Noise.of(2, 8.0, "record", 1e-9, 1e-12)
-
-
-# The best round
-
-
-def test_the_best_round_is_the_first_with_the_best_value() -> None:
-    rounds = {1: Scores(loss=0.5, auroc=0.7), 2: Scores(), 3: Scores(loss=0.4, auroc=0.9), 4: Scores(loss=0.4)}
-    assert (best("loss", rounds), best("auroc", rounds), best("mae", rounds)) == (3, 3, None)

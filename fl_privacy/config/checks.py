@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from fl_privacy.config import evaluate
 from fl_privacy.tasks.catalog import MODELS
 
 if TYPE_CHECKING:
@@ -80,3 +81,4 @@ def problems(f: Federation) -> Iterator[str]:
         yield from check(f)
     for choice in (f.route, f.combine, *f.steps):
         yield from choice.problems(f)
+    yield from evaluate.problems(f)

@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from fl_privacy.behaviours import BEHAVIOURS, Behaviour
 from fl_privacy.choices import Chosen, Model
 from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.combine.rules import RULES, FedAvg, Rule
 from fl_privacy.config.checks import problems
+from fl_privacy.config.evaluate import Evaluate, form_of, short
 from fl_privacy.config.task import Task, located
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.errors import ConfigError
@@ -100,6 +108,7 @@ class Federation(Model):
     encode: Annotated[Step, Chosen(STEPS, "encode.")] = Off()
     route: Annotated[Route, Chosen(ROUTES)] = ShufflerRoute()
     combine: Annotated[Rule, Chosen(RULES)] = FedAvg()
+    evaluate: Annotated[Evaluate, BeforeValidator(short)] = Evaluate()
     hosts: Hosts | None = Field(None, description="for `provision`: addresses of the roles on real machines")
 
     @field_validator("sites", mode="before")
@@ -198,6 +207,18 @@ class Federation(Model):
         return self.privatise.unit
 
     @property
+    def sites_evaluate(self) -> bool:
+        """Whether sites evaluate the model and send counts; otherwise the server or the evaluator has data to do it."""
+        return self.evaluate.by == "sites" or (
+            self.evaluate.by == "auto" and self.route.carries_counts and self.task.by_site
+        )
+
+    @property
+    def bytes_of_counts(self) -> int:
+        """Bytes of one site's counts in a round in which it evaluates; 0 where sites never do."""
+        return 8 * form_of(self).length if self.sites_evaluate else 0
+
+    @property
     def budget_rounds(self) -> int:
         """How many rounds a site's budget is for: one, or with `epsilon_total` all of them."""
         total = any(site.epsilon_total is not None for site in self.sites[:1])  # all sites have the same form
@@ -232,5 +253,9 @@ def schema() -> dict[str, Any]:
         ],
         "title": "Sites",
         "description": made["properties"]["sites"]["description"],
+    }
+    made["properties"]["evaluate"] = {
+        "anyOf": [{"enum": ["auto", "sites", "server"]}, {"$ref": "#/$defs/Evaluate"}],
+        "default": {},
     }
     return made

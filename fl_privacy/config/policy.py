@@ -49,9 +49,9 @@ class Policy(BaseModel):
         for problem in self._problems(federation, federation.site(site)):
             raise PolicyError(f"policy: {problem}")
 
-    def check_charge(self, charge: Charge) -> None:
+    def check_charge(self, *charges: Charge) -> None:
         """Raise if a round costs more than this policy allows, at its own delta and whatever the config says."""
-        epsilon, most = compose([charge], self.delta), self.epsilon_per_round
+        epsilon, most = compose([*charges], self.delta), self.epsilon_per_round
         if epsilon > most:
             at = f"epsilon {epsilon:.4g} per round at delta {self.delta:g}"
             raise PolicyError(f"policy: {at} is more than the {most:g} allowed here")
@@ -68,6 +68,8 @@ class Policy(BaseModel):
             yield "audit is not allowed here, because it records updates without noise; use false"
         if unit is None and self.noise:
             yield "updates must be privatised here, but privatise.kind is none"
+        if federation.sites_evaluate and federation.evaluate.epsilon is None and self.noise:
+            yield "counts of held-out records must have noise here; set evaluate.epsilon or evaluate: server"
         if unit is not None and unit not in self.units:
             yield f"{federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
         if unit is not None and site.epsilon is not None and site.epsilon > self.epsilon_per_round:

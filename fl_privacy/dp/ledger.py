@@ -96,11 +96,12 @@ class Ledger:
             self._read()
         return name in self._entries
 
-    def check(self, charge: Charge) -> None:
-        """Raise if a charge would exceed the budget or protects a different unit than earlier charges."""
-        self._check_unit(charge)
+    def check(self, *charges: Charge) -> None:
+        """Raise if charges would exceed the budget or protect a different unit than earlier ones."""
+        for charge in charges:
+            self._check_unit(charge)
         for epsilon, delta in self._limits:
-            would = compose([*self._entries.values(), charge], delta)
+            would = compose([*self._entries.values(), *charges], delta)
             if would > epsilon:
                 raise LedgerError(
                     f"budget: this round would raise epsilon to {would:.4g} of {epsilon:g} at delta {delta:g}; "

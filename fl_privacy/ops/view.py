@@ -16,8 +16,9 @@ from fl_privacy.ops.tail import Tail
 
 
 def score(row: Mapping[str, Any]) -> str:
-    """The score of a round's model: accuracy, or the RMSE of a forecast."""
-    return f"rmse {row['rmse']:.4f}" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.4f}"
+    """The score of a round's model: accuracy, or the RMSE of a forecast, if it was evaluated."""
+    shown = [f"{name} {row[name]:.4f}" for name in ("accuracy", "rmse") if row.get(name) is not None]
+    return shown[0] if shown else "not evaluated"
 
 
 class State:
@@ -45,8 +46,11 @@ class State:
                 self.phase = f"trying again: {event['reason']}"
             case "evaluated":
                 self.history.append(event)
-                self.score, self.bytes = score(event), self.bytes + int(event["bytes"])
-                self.answered = int(event["updates"])
+                self.score, self.bytes = score(event), self.bytes + int(event.get("bytes", 0))
+                if event["round"] == self.round:  # not a round late, with the counts of sites
+                    self.answered = int(event.get("updates", 0))
+            case "farewell":
+                self.answered, self.phase = 0, "farewell"
             case "completed" | "failed":
                 self.phase = event["event"]
 
@@ -94,8 +98,10 @@ class View:
 
     def _print_rounds(self) -> None:
         for event in self.state.history[self._printed :]:
-            text = f"round {event['round']:>3}  {score(event)}  loss {event['loss']:.4f}"
-            if event["round"]:
+            text = f"round {event['round']:>3}  {score(event)}"
+            if event.get("loss") is not None:
+                text += f"  loss {event['loss']:.4f}"
+            if event["round"] and "updates" in event:  # unknown if the server was started again since
                 text += f"  {event['updates']} updates  {event['seconds']:.2f} s"
             self._console.print(text, highlight=False)
         self._printed = len(self.state.history)

@@ -89,7 +89,7 @@ class Member:
     def _check(self, header: pb.RoundHeader, model: Vector) -> None:
         fits = (header.layout, model.size) == (self._layout.digest, self._layout.size)
         require(fits, "layout: the round's model is not that of this site's task")
-        ours = header.farewell or self._layers in ((), tuple(header.layers))
+        ours = header.farewell > 0 or self._layers in ((), tuple(header.layers))
         require(ours, "layers: not those of this site's model")
 
     def _next(self, run: str, seen: pb.RoundHeader, end: float) -> tuple[pb.RoundHeader, Vector] | None:

@@ -173,6 +173,7 @@ class Route(Choice, ABC):
 
 
 R = TypeVar("R", bound=Route)
+FAREWELLS = 2  # exchanges after the last round: for the final model, and for the best one
 
 
 def only(route: Route, kind: type[R], role: str) -> R:

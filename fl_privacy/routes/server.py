@@ -31,10 +31,10 @@ class ServerRoute(Route):
     carries_counts: ClassVar[bool] = True
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
-        n, d, coding = federation.cohort, parameters, federation.coding
+        n, d, c, coding = federation.cohort, parameters, federation.bytes_of_counts, federation.coding
         return [
-            cost(coding, "server", 1, 2 * n, models=(0, n * d), updates=(n * d, 0)),
-            cost(coding, "site", n, 2, models=(d, 0), updates=(0, d)),
+            cost(coding, "server", 1, 2 * n, models=(0, n * d), updates=(n * d, 0), counts=(n * c, 0)),
+            cost(coding, "site", n, 2, models=(d, 0), updates=(0, d), counts=(0, c)),
         ]
 
     def site(self, seat: SiteSeat) -> AtSite:
@@ -45,7 +45,7 @@ class ServerRoute(Route):
 
 
 class AtSite:
-    """The model comes with the ticket, and the update goes back with the receipt, followed by the bytes of the counts."""
+    """The model comes with the ticket, and the update goes back with the receipt; the bytes of the counts follow it."""
 
     def __init__(self, seat: SiteSeat) -> None:
         self._size = seat.layout.size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,10 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.scores.form import Tally
-
-HIGHER = ("accuracy", "balanced_accuracy", "auroc")  # better the higher
-LOWER = ("loss", "ece", "rmse", "mae")
-OF_CLASSES, OF_FORECASTS = (*HIGHER, "loss", "ece"), ("loss", "rmse", "mae")
 
 
 @dataclass(frozen=True)
@@ -43,21 +38,6 @@ class Scores:
         return self.numbers() | ({} if self.confusion is None else {"confusion": self.confusion})
 
 
-def better(metric: str, first: float, second: float) -> bool:
-    """Whether `first` is the better value of a metric."""
-    return first > second if metric in HIGHER else first < second
-
-
-def best(metric: str, rounds: Mapping[int, Scores]) -> int | None:
-    """The round with the best value, the earliest of equals."""
-    chosen: tuple[int, float] | None = None
-    for round in sorted(rounds):
-        value = getattr(rounds[round], metric)
-        if value is not None and (chosen is None or better(metric, value, chosen[1])):
-            chosen = round, value
-    return None if chosen is None else chosen[0]
-
-
 def scores(tally: Tally) -> Scores:
     """The measures of a tally."""
     if tally.records < 0.5:  # none, or as good as none under noise
@@ -65,7 +45,7 @@ def scores(tally: Tally) -> Scores:
     if not tally.form.classes:
         loss, squared, absolute = (tally.mean(name) for name in tally.form.sums)
         rmse = math.sqrt(squared) if squared >= 0 else None
-        return Scores(loss=loss, rmse=rmse, mae=max(0.0, absolute), records=round(tally.records, 3))
+        return Scores(loss=loss, rmse=rmse, mae=max(0.0, absolute), records=_plain(tally, "records")[0])
     return _of_classes(tally)
 
 
@@ -81,8 +61,8 @@ def _of_classes(tally: Tally) -> Scores:
         balanced_accuracy=_mean(recalls),
         auroc=_mean(areas),
         ece=_share(float(np.abs(_gaps(tally)).sum()), records),
-        records=round(records, 3),
-        confusion=cells.round(3).tolist() if form.has_matrix else None,
+        records=_plain(tally, "records")[0],
+        confusion=_plain(tally, "classes") if form.has_matrix else None,
     )
 
 
@@ -100,6 +80,12 @@ def _gaps(tally: Tally) -> NDArray[np.float64]:
     """Correct predictions minus expected ones, in every bin of confidence."""
     _, correct, confidence = tally.block("calibration").T
     return np.asarray(correct / tally.form.unit - confidence / tally.form.confidence, np.float64)
+
+
+def _plain(tally: Tally, name: str) -> Any:
+    """A block of counts as lists of numbers: whole ones, unless they have noise."""
+    block, unit = tally.block(name), tally.form.unit
+    return (block if unit == 1 else (block / unit).round(3)).tolist()
 
 
 def _share(part: float, whole: float) -> float:

@@ -219,6 +219,19 @@ def evaluate(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss = 
     return Metrics(correct / len(data), mean_loss)
 
 
+def outputs_of(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss = loss_of) -> tuple[Tensor, Tensor]:
+    """The model's output and loss for every record."""
+    x, y = place(model, data, device)
+    training, outputs, losses = model.training, [], []
+    model.eval()
+    with torch.no_grad(), few_threads(model):
+        for batch, labels in zip(torch.split(x, EVALUATION_BATCH), torch.split(y, EVALUATION_BATCH), strict=True):
+            outputs.append(model(batch))
+            losses.append(loss(outputs[-1], labels, "none"))
+    model.train(training)
+    return torch.cat(outputs).cpu(), torch.cat(losses).cpu()
+
+
 def place(model: nn.Module, data: Dataset, name: str) -> tuple[Tensor, Tensor]:
     """Move the model and the records to the device."""
     where = device(name)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,18 +18,27 @@ from torch import Tensor, nn
 
 from fl_privacy import vector
 from fl_privacy.errors import DataError
+from fl_privacy.scores.form import Form, Tally
+from fl_privacy.scores.tally import tally
 from fl_privacy.tasks import code, models
 from fl_privacy.tasks.data import Dataset, Parts
 from fl_privacy.tasks.making import task_of
 from fl_privacy.tasks.records import parts_of
 from fl_privacy.tasks.task import Task, own
-from fl_privacy.tasks.train import How, Loss, Metrics, Recipe, evaluate, fit, loss_of
+from fl_privacy.tasks.train import How, Loss, Metrics, Recipe, evaluate, fit, loss_of, outputs_of
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
 
 Fit = Callable[..., Any]  # (model, data, recipe, device=..., how=...): trains the model in place
 Check = Callable[[nn.Module, Dataset, Loss], None]  # (model, some records, loss)
+
+
+class Measured(NamedTuple):
+    """What a model does on some records: its counts in several forms, and the task's own measures."""
+
+    tallies: list[Tally]
+    further: dict[str, float]
 
 
 class Workload:
@@ -37,6 +48,7 @@ class Workload:
         # One thread: sums are the same on every engine, and several sites share the machine's cores.
         torch.set_num_threads(1)
         self.federation, self._folder, self._checked = federation, data_dir, set[Check]()
+        self.seconds = 0.0  # that the last update took, whichever site's
         self.task = task_of(federation)
         self.model = model_of(federation)
         self.initial, self.layout = vector.flatten(self.model)
@@ -75,12 +87,31 @@ class Workload:
         private: Fit | None = None,
     ) -> NDArray[np.float32]:
         """Train from `start` on a site's records, with `private` if given, and return the difference."""
+        began = time.monotonic()
         vector.load(self.model, start, self.layout)
         train = private or partial(fit, seed=training_seed(self.federation.seed, site, round))
         with self.theirs("training"):
             train(self.model, data, self.recipe, device=device, how=self.how)
         trained, _ = vector.flatten(self.model)
+        self.seconds = time.monotonic() - began
         return np.subtract(trained, start, out=trained)
+
+    def alone(self, data: Dataset, site: str, epochs: int, device: str) -> NDArray[np.float32]:
+        """A model trained on a site's records only, from the initial one and with the federation's recipe."""
+        vector.load(self.model, self.initial, self.layout)
+        recipe, seed = replace(self.recipe, epochs=epochs, proximal=0.0), training_seed(self.federation.seed, site, 0)
+        with self.theirs("training"):
+            fit(self.model, data, recipe, seed, device, how=self.how)
+        return vector.flatten(self.model)[0]
+
+    def measured(self, model: NDArray[np.float32], data: Dataset, forms: Sequence[Form], device: str) -> Measured:
+        """Evaluate a model on these records."""
+        vector.load(self.model, model, self.layout)
+        with self.theirs("evaluation"):
+            outputs, losses = outputs_of(self.model, data, device, self.how.loss)
+            further = self.task.metrics(outputs, torch.from_numpy(data.y))
+            kept = {str(name): float(value) for name, value in further.items()}
+        return Measured([tally(form, outputs.numpy(), data.y, losses.numpy()) for form in forms], kept)
 
     def once(self, check: Check, data: Dataset) -> None:
         """Check the model with some records, once for all sites of a process."""

@@ -66,7 +66,13 @@ class Other(Event):
         return self.fields
 
 
-KINDS: dict[str, type[Event]] = {"invited": Invited, "receipt": Receipt, "row": Row, "mixing": Mixing, "farewell": Farewell}
+KINDS: dict[str, type[Event]] = {
+    "invited": Invited,
+    "receipt": Receipt,
+    "row": Row,
+    "mixing": Mixing,
+    "farewell": Farewell,
+}
 
 
 def rows_of(names: Sequence[str]) -> list[Event]:

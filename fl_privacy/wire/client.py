@@ -61,9 +61,7 @@ def fetch(stub: Stub, request: pb.FetchRequest, timeout: float) -> tuple[pb.Roun
     return header, _fill(np.empty(header.length, np.float32), parts, header.model)
 
 
-def submit(
-    stub: Stub, round: pb.RoundHeader, payload: Payload, timeout: float, coding: Coding, **terms: Any
-) -> bool:
+def submit(stub: Stub, round: pb.RoundHeader, payload: Payload, timeout: float, coding: Coding, **terms: Any) -> bool:
     """Send an update, or a shard of one, under the `terms` of its header; returns whether it had arrived before."""
     where = {name: getattr(round, name) for name in ("run", "round", "attempt", "layout")}
     reply = stub.submit(_vector(payload, coding, **where, **terms), timeout=timeout)

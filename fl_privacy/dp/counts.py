@@ -13,7 +13,7 @@ from fl_privacy.dp.noise import standard_normal
 from fl_privacy.errors import FederationError
 from fl_privacy.scores.form import Form, Ints, Tally
 
-FINEST = 2**12  # unit: the steps in which a site's means and losses are told
+FINEST = 2**12  # largest unit: means and losses are rounded to its inverse
 PRECISE = 2**21  # a float32 sample times this is still precise to a quarter
 
 
@@ -32,11 +32,12 @@ class Bound:
 
     factor: float
     normalise: Callable[[Ints, int], Ints]
+    shows_records: bool  # how many there are
 
 
-# A record is added or removed. A site replaced by another: it tells the mean over its records, whose norm is at most a
-# record's; two vectors without negative entries are at most sqrt(2) times that apart.
-BOUNDS = {"record": Bound(1.0, _as_they_are), "site": Bound(math.sqrt(2), _mean)}
+# A record is added or removed. A site is replaced by another: it gives the mean over its records, whose norm is at most
+# a record's; two vectors without negative entries are at most sqrt(2) times that apart.
+BOUNDS = {"record": Bound(1.0, _as_they_are, True), "site": Bound(math.sqrt(2), _mean, False)}
 
 
 @dataclass(frozen=True)
@@ -66,5 +67,5 @@ class Noise:
     def add(self, tally: Tally, key: bytes) -> Tally:
         """The noised tally; `key` is single-use."""
         noise = np.rint(standard_normal(self.form.length, key).astype(np.float64) * self.deviation)
-        told = BOUNDS[self.protects].normalise(tally.numbers, int(tally.records))
-        return Tally(self.form, told + noise.astype(np.int64))
+        shown = BOUNDS[self.protects].normalise(tally.numbers, int(tally.records))
+        return Tally(self.form, shown + noise.astype(np.int64))

@@ -1,0 +1,129 @@
+"""A site evaluates the global model on its own held-out records: counts for the sum, numbers for its own disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.config.evaluate import exact_form, noise_of
+from fl_privacy.dp.ledger import Charge
+from fl_privacy.errors import FederationError, require
+from fl_privacy.scores.form import Counts, Form, Tally
+from fl_privacy.scores.metrics import scores
+from fl_privacy.steps.base import At, Seat
+from fl_privacy.tasks.data import Dataset
+from fl_privacy.vector import Vector
+
+ALONE = "alone"
+RECENT = 2**20  # bytes at the end of the journal: a round is repeated at once or never
+MOST_ROUNDS = 10  # of the federation's training, for the model that a site trains alone
+
+
+class Evaluation:
+    """What a site does with its held-out records, if the federation's sites evaluate."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat, self._federation = seat, seat.federation
+        self._active = seat.federation.sites_evaluate
+        self._noise = noise_of(self._federation) if self._active else None
+        self._device = self._federation.site(seat.site).device
+        self._journal = Journal(seat.state / "metrics") if seat.state else None
+
+    @cached_property
+    def _held_out(self) -> Dataset:
+        return self._seat.work.held_out(self._seat.site)
+
+    @cached_property
+    def _exact(self) -> Form:
+        return exact_form(self._federation)
+
+    @property
+    def _sent(self) -> Form:
+        """The counts as they leave."""
+        return self._exact if self._noise is None else self._noise.form
+
+    @property
+    def charge(self) -> Charge | None:
+        """What one evaluation costs; None without noise."""
+        guard = self._federation.privatise
+        if self._noise is None or guard.unit is None or guard.adjacency is None:
+            return None
+        return Charge(self._noise.multiplier, guard.unit, guard.adjacency)
+
+    def due(self, at: At) -> bool:
+        """Whether the counts of the model that this round starts from are wanted, as the federation agreed."""
+        if not (self._active and at.counts and len(self._held_out)):
+            return False
+        length = self._sent.length
+        require(at.counts == length, f"counts: the server asks for {at.counts} numbers, and this task has {length}")
+        return at.farewell > 0 or (at.round - 1) % self._federation.evaluate.every == 0
+
+    def counts(self, at: At, model: Vector) -> Counts:
+        """Evaluate the model, keep the numbers here, and return the counts as they may leave."""
+        forms = dict.fromkeys((self._exact, self._sent))
+        found = self._seat.work.measured(model, self._held_out, list(forms), self._device)
+        self._keep(at.run, at.farewell or at.round - 1, found.tallies[0], found.further)
+        if self._noise is None:
+            return found.tallies[0].vector
+        return self._noise.add(found.tallies[-1], self._seat.key(at, "evaluation")).vector
+
+    def rounds_alone(self, run: str) -> int:
+        """How many rounds' worth of training the comparison takes; 0: there is none, or it was made before."""
+        wanted = self._active and self._federation.evaluate.alone and self._journal is not None
+        if not wanted or not len(self._held_out) or (self._journal and self._journal.has(run, ALONE)):
+            return 0
+        return min(self._federation.rounds, MOST_ROUNDS)
+
+    def compare(self, run: str, data: Dataset, rounds: int) -> None:
+        """Train a model on this site's records alone, and keep its numbers beside the final model's."""
+        epochs = self._federation.task.train.epochs * rounds
+        model = self._seat.work.alone(data, self._seat.site, epochs, self._device)
+        found = self._seat.work.measured(model, self._held_out, [self._exact], self._device)
+        self._keep(run, ALONE, found.tallies[0], {"epochs": epochs, **found.further})
+
+    def _keep(self, run: str, model: int | str, tally: Tally, further: Mapping[str, float]) -> None:
+        if self._journal is not None:
+            self._journal.add(run, model, {**further, **scores(tally).line()})
+
+
+class Journal:
+    """A site's own results, one file per run. They stay on its disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def has(self, run: str, model: int | str) -> bool:
+        """Whether there is a line about this model: that after a round, or the one trained alone."""
+        return any(line.startswith(_about(model)) for line in self._recent(run).splitlines())
+
+    def add(self, run: str, model: int | str, line: dict[str, Any]) -> None:
+        """Append a line, unless it is there: a repeated attempt evaluates the same model."""
+        if self.has(run, model):
+            return
+        text = _about(model) + json.dumps(line)[1:].encode() + b"\n"
+        cut = not (b"\n" + self._recent(run)).endswith(b"\n")  # a crash left half a line
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._path(run).open("ab") as file:
+                file.write(b"\n" + text if cut else text)
+        except OSError as error:
+            raise FederationError(f"state {self._path(run)}: {error.strerror}; free some disk space") from None
+
+    def _recent(self, run: str) -> bytes:
+        path = self._path(run)
+        if not path.exists():
+            return b""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - RECENT))
+            return file.read()
+
+    def _path(self, run: str) -> Path:
+        return self._folder / f"{run}.jsonl"
+
+
+def _about(model: int | str) -> bytes:
+    """How a line begins."""
+    return json.dumps({"model": model})[:-1].encode() + b", "
