@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,13 @@ def test_sites_evaluate_if_they_are_asked_to_or_the_data_are_their_own(text: str
         ("evaluate: {by: sites, epsilon: 1}", "privatise.kind is 'none'"),
         ("evaluate: {epsilon: 1}", "the server evaluates"),
         ("evaluate: {by: sites, every: 0}", "evaluate.every"),
+        ("privatise: {kind: ldp}\nevaluate: {by: sites, epsilon: 1}", "sites.epsilon_total plans the whole budget"),
     ],
 )
 def test_what_makes_no_sense_is_refused(text: str, said: str) -> None:
+    sites = "{count: 3, epsilon_total: 8}" if "ldp" in text else "3"
     with pytest.raises(ConfigError, match=said):
-        Federation.parse(f"sites: 3\n{text}")
+        Federation.parse(f"sites: {sites}\n{text}")
 
 
 NOISY = "sites: {count: 3, epsilon: 2}\nprivatise: {kind: ldp}\n"
@@ -85,10 +88,19 @@ def test_the_manifest_says_whether_a_guarantee_covers_the_held_out_records() -> 
 def test_a_policy_that_requires_noise_requires_it_of_counts_too() -> None:
     policy = Policy(epsilon_per_round=2.2, epsilon=50, tasks=("digits",))
     policy.check(Federation.parse(NOISY), "site-0")
-    policy.check(Federation.parse(NOISY + "evaluate: {by: sites, epsilon: 0.1}"), "site-0")
-    for text, said in (("sites", "must have noise"), ("{by: sites, epsilon: 0.5}", "0.5 for evaluation is more")):
-        with pytest.raises(PolicyError, match=said):
-            policy.check(Federation.parse(f"{NOISY}evaluate: {text}"), "site-0")
+    policy.check(Federation.parse(NOISY + "evaluate: {by: sites, epsilon: 0.5}"), "site-0")
+    with pytest.raises(PolicyError, match="must have noise"):
+        policy.check(Federation.parse(NOISY + "evaluate: sites"), "site-0")
+
+
+def test_a_policy_limits_what_update_and_evaluation_of_a_round_cost_together(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("epsilon_per_round: 2.1\nepsilon: 50\ntasks: [digits]\nroutes: [server]\n")
+    sites = [{"name": f"site-{i}", "epsilon": 2, "policy": str(tmp_path / "policy.yaml")} for i in range(3)]
+    for epsilon, allowed in ((0.2, True), (1.0, False)):
+        text = f"sites: {json.dumps(sites)}\nprivatise: {{kind: ldp}}\nroute: {{kind: server}}\n"
+        here = Alone(f"{text}evaluate: {{by: sites, epsilon: {epsilon}}}", tmp_path)
+        with nullcontext() if allowed else pytest.raises(PolicyError, match="per round"):
+            here.site("site-0")
 
 
 @pytest.mark.parametrize("route", ["{kind: server}", "{kind: shuffler}", "{kind: shards, aggregators: 4}"])
@@ -106,7 +118,7 @@ def test_a_server_whose_sites_evaluate_needs_no_data(tmp_path: Path, monkeypatch
     federation = Federation.parse(text)
     assert AtSites(federation, None).initial["model"].size == Workload(federation).layout.size
     with pytest.raises(DataError):
-        Local(federation, tmp_path)
+        Local(federation, tmp_path).now("run", 0, AtSites(federation, None).initial)
 
 
 # At a site
