@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks import kernels, machine, memory, noise, result, rounds, upload
+from benchmarks import evaluation, kernels, machine, memory, noise, result, rounds, upload
 from benchmarks.result import Result
 
 BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
     "memory": memory.run,
     "rounds": rounds.small,
     "rounds-large": rounds.large,
+    "evaluation": evaluation.run,
 }
 
 

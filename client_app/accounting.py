@@ -43,7 +43,7 @@ class Account:
             policy = Policy.load(config.policy)
             policy.check(federation, site)
             if charge is not None:
-                policy.check_charge(charge)
+                policy.check_charge(*filter(None, (charge, evaluation)))
         self._charge, self._evaluation, self._rounds = charge, evaluation, federation.rounds
         self._ledger: Ledger | None = None
         if charge is None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.config.evaluate import exact_form, form_of, noise_of
+from fl_privacy.config.evaluate import exact_form, noise_of
 from fl_privacy.dp.ledger import Charge
 from fl_privacy.errors import FederationError, require
-from fl_privacy.scores.form import Counts
+from fl_privacy.scores.form import Counts, Form, Tally
 from fl_privacy.scores.metrics import scores
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.tasks.data import Dataset
@@ -35,6 +36,15 @@ class Evaluation:
     def _held_out(self) -> Dataset:
         return self._seat.work.held_out(self._seat.site)
 
+    @cached_property
+    def _exact(self) -> Form:
+        return exact_form(self._federation)
+
+    @property
+    def _sent(self) -> Form:
+        """The counts as they leave."""
+        return self._exact if self._noise is None else self._noise.form
+
     @property
     def charge(self) -> Charge | None:
         """What one evaluation costs; None without noise."""
@@ -47,19 +57,18 @@ class Evaluation:
         """Whether the counts of the model that this round starts from are wanted, as the federation agreed."""
         if not (self._active and at.counts and len(self._held_out)):
             return False
-        length = form_of(self._federation).length
+        length = self._sent.length
         require(at.counts == length, f"counts: the server asks for {at.counts} numbers, and this task has {length}")
         return at.farewell > 0 or (at.round - 1) % self._federation.evaluate.every == 0
 
     def counts(self, at: At, model: Vector) -> Counts:
         """Evaluate the model, keep the numbers here, and return the counts as they may leave."""
-        forms = [exact_form(self._federation), *([self._noise.form] if self._noise else [])]
-        own, *noised = self._seat.work.tally(model, self._held_out, forms, self._device)
-        if self._journal is not None:
-            self._journal.add(at.run, at.farewell or at.round - 1, scores(own).line())
+        forms = dict.fromkeys((self._exact, self._sent))
+        found = self._seat.work.measured(model, self._held_out, list(forms), self._device)
+        self._keep(at.run, at.farewell or at.round - 1, found.tallies[0], found.further)
         if self._noise is None:
-            return own.vector
-        return self._noise.add(noised[0], self._seat.key(at, "evaluation")).vector
+            return found.tallies[0].vector
+        return self._noise.add(found.tallies[-1], self._seat.key(at, "evaluation")).vector
 
     def rounds_alone(self, run: str) -> int:
         """How many rounds' worth of training the comparison takes; 0: there is none, or it was made before."""
@@ -70,11 +79,14 @@ class Evaluation:
 
     def compare(self, run: str, data: Dataset, rounds: int) -> None:
         """Train a model on this site's records alone, and keep its numbers beside the final model's."""
-        assert self._journal is not None
         epochs = self._federation.task.train.epochs * rounds
         model = self._seat.work.alone(data, self._seat.site, epochs, self._device)
-        (own,) = self._seat.work.tally(model, self._held_out, [exact_form(self._federation)], self._device)
-        self._journal.add(run, ALONE, {"epochs": epochs, **scores(own).line()})
+        found = self._seat.work.measured(model, self._held_out, [self._exact], self._device)
+        self._keep(run, ALONE, found.tallies[0], {"epochs": epochs, **found.further})
+
+    def _keep(self, run: str, model: int | str, tally: Tally, further: Mapping[str, float]) -> None:
+        if self._journal is not None:
+            self._journal.add(run, model, {**further, **scores(tally).line()})
 
 
 class Journal:

@@ -45,7 +45,7 @@ class Local(Evaluation):
     """The server has the model and held-out data."""
 
     def __init__(self, federation: Federation, data_dir: Path | None) -> None:
-        self._work = Workload(federation, data_dir).loaded()
+        self._work = Workload(federation, data_dir)
         self.initial = {MODEL: self._work.initial}
 
     def now(self, run: str, round: int, models: Models) -> Scores:

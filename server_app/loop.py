@@ -144,7 +144,7 @@ class Coordinator:
         try:
             ask, outcome = self._attempts(last + 1, self.nodes.present(), counts=counts, farewell=last)
             self._record(ask, outcome)
-        except (FederationError, RoundFailed, grpc.RpcError) as error:
+        except Exception as error:  # the rounds are done: nothing after them may fail the run
             self.log("farewell-failed", run=self.plan.run, reason=_reason(error))
         self._score(last, outcome)
 

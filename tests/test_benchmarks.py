@@ -29,8 +29,9 @@ LINES = {
     "memory": ("shuffler, peak memory",),
     "rounds": ("rounds, digits, 1 per message", "rounds, digits, 2 per message"),
     "rounds-large": ("rounds, 0.1 M parameters",),
+    "evaluation": ("3 rounds, evaluated by sites",),
 }
-FEDERATIONS = ("rounds", "rounds-large")
+FEDERATIONS = ("rounds", "rounds-large", "evaluation")
 
 
 def saved() -> dict[str, bytes]:

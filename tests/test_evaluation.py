@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fl_privacy.config.policy import Policy, PolicyError, open_ledger
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.dp import gaussian, ldp
 from fl_privacy.dp.ledger import Charge, compose
-from fl_privacy.errors import ConfigError
+from fl_privacy.errors import ConfigError, DataError
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.routes.base import Ticket
 from fl_privacy.scores.form import Tally
@@ -32,6 +33,7 @@ from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript import open_run, verify
 from fl_privacy.transcript.events import Farewell, Row
 from fl_privacy.vector import Vector
+from server_app.evaluation import AtSites, Local
 
 TASK = "task: {partition: {kind: dirichlet, alpha: 0.5}, train: {epochs: 1}}\n"
 LOCAL = "name: local\nseed: 7\nsites: 3\nrounds: 4\nevaluate: sites\nroute: {kind: server}\n" + TASK
@@ -64,11 +66,13 @@ def test_sites_evaluate_if_they_are_asked_to_or_the_data_are_their_own(text: str
         ("evaluate: {by: sites, epsilon: 1}", "privatise.kind is 'none'"),
         ("evaluate: {epsilon: 1}", "the server evaluates"),
         ("evaluate: {by: sites, every: 0}", "evaluate.every"),
+        ("privatise: {kind: ldp}\nevaluate: {by: sites, epsilon: 1}", "sites.epsilon_total plans the whole budget"),
     ],
 )
 def test_what_makes_no_sense_is_refused(text: str, said: str) -> None:
+    sites = "{count: 3, epsilon_total: 8}" if "ldp" in text else "3"
     with pytest.raises(ConfigError, match=said):
-        Federation.parse(f"sites: 3\n{text}")
+        Federation.parse(f"sites: {sites}\n{text}")
 
 
 NOISY = "sites: {count: 3, epsilon: 2}\nprivatise: {kind: ldp}\n"
@@ -84,10 +88,37 @@ def test_the_manifest_says_whether_a_guarantee_covers_the_held_out_records() -> 
 def test_a_policy_that_requires_noise_requires_it_of_counts_too() -> None:
     policy = Policy(epsilon_per_round=2.2, epsilon=50, tasks=("digits",))
     policy.check(Federation.parse(NOISY), "site-0")
-    policy.check(Federation.parse(NOISY + "evaluate: {by: sites, epsilon: 0.1}"), "site-0")
-    for text, said in (("sites", "must have noise"), ("{by: sites, epsilon: 0.5}", "0.5 for evaluation is more")):
-        with pytest.raises(PolicyError, match=said):
-            policy.check(Federation.parse(f"{NOISY}evaluate: {text}"), "site-0")
+    policy.check(Federation.parse(NOISY + "evaluate: {by: sites, epsilon: 0.5}"), "site-0")
+    with pytest.raises(PolicyError, match="must have noise"):
+        policy.check(Federation.parse(NOISY + "evaluate: sites"), "site-0")
+
+
+def test_a_policy_limits_what_update_and_evaluation_of_a_round_cost_together(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("epsilon_per_round: 2.1\nepsilon: 50\ntasks: [digits]\nroutes: [server]\n")
+    sites = [{"name": f"site-{i}", "epsilon": 2, "policy": str(tmp_path / "policy.yaml")} for i in range(3)]
+    for epsilon, allowed in ((0.2, True), (1.0, False)):
+        text = f"sites: {json.dumps(sites)}\nprivatise: {{kind: ldp}}\nroute: {{kind: server}}\n"
+        here = Alone(f"{text}evaluate: {{by: sites, epsilon: {epsilon}}}", tmp_path)
+        with nullcontext() if allowed else pytest.raises(PolicyError, match="per round"):
+            here.site("site-0")
+
+
+@pytest.mark.parametrize("route", ["{kind: server}", "{kind: shuffler}", "{kind: shards, aggregators: 4}"])
+def test_plan_counts_the_bytes_of_counts_that_one_party_sends_and_another_receives(route: str) -> None:
+    plain, evaluated = (Federation.parse(f"sites: 6\nevaluate: {by}\nroute: {route}") for by in ("server", "sites"))
+    costs = evaluated.route.cost(evaluated, 1000)
+    assert sum(c.count * c.bytes_out for c in costs) == sum(c.count * c.bytes_in for c in costs)
+    more = [c.bytes_out - p.bytes_out for c, p in zip(costs, plain.route.cost(plain, 1000), strict=True)]
+    assert more[-1] >= 8 * form_of(evaluated).length  # a site's, or that many for every aggregator
+
+
+def test_a_server_whose_sites_evaluate_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FL_PRIVACY_DATA", raising=False)
+    text = "sites: 4\ntask: {dataset: heart-disease, partition: {kind: by-site}}"
+    federation = Federation.parse(text)
+    assert AtSites(federation, None).initial["model"].size == Workload(federation).layout.size
+    with pytest.raises(DataError):
+        Local(federation, tmp_path).now("run", 0, AtSites(federation, None).initial)
 
 
 # At a site
@@ -117,8 +148,8 @@ class Alone:
 
 
 def trained(work: Workload) -> Vector:
-    """A model after one epoch on all training records."""
-    return work.initial + work.update(work.initial, work.task.dataset.load(None).train, "all", 1)  # type: ignore[attr-defined]
+    """A model after one epoch at one site."""
+    return work.initial + work.update(work.initial, work.site_data("site-0"), "site-0", 1)
 
 
 def test_the_counts_of_all_sites_add_up_to_the_pooled_ones_exactly(tmp_path: Path) -> None:
@@ -127,7 +158,7 @@ def test_the_counts_of_all_sites_add_up_to_the_pooled_ones_exactly(tmp_path: Pat
     model = trained(work)
     vectors = [site.parcel(here.at(1), model).counts for site in here.sites()]
     total = added([vector for vector in vectors if vector is not None], form.length)
-    (pooled,) = work.tally(model, work.test, [form], "cpu")
+    (pooled,) = work.measured(model, work.test, [form], "cpu").tallies
     assert np.array_equal(total, pooled.vector)
     server, found = work.evaluate(model), scores(Tally.of(form, total))
     assert found.accuracy == server.accuracy
@@ -219,7 +250,7 @@ def test_noised_counts_are_not_the_exact_ones(unit: str, tmp_path: Path) -> None
     site, work = here.site("site-0"), Workload(here.federation)
     counts = site.parcel(here.at(1), work.initial).counts
     assert counts is not None
-    (clean,) = work.tally(work.initial, work.held_out("site-0"), [form_of(here.federation)], "cpu")
+    (clean,) = work.measured(work.initial, work.held_out("site-0"), [form_of(here.federation)], "cpu").tallies
     assert np.mean(counts == clean.vector) < 0.01
 
 
@@ -358,12 +389,12 @@ def test_the_final_line_is_what_the_server_would_have_measured(shuffled: Evaluat
     model = shuffled.server.round(5).arrays["model"]
     assert any(isinstance(event, Farewell) and event.round == 4 for event in shuffled.server.events(5))
     form, line = exact_form(shuffled.federation), shuffled.run.metrics[-1]
-    (pooled,) = shuffled.work.tally(model, shuffled.work.test, [form], "cpu")
+    (pooled,) = shuffled.work.measured(model, shuffled.work.test, [form], "cpu").tallies
     assert line["accuracy"] == shuffled.work.evaluate(model).accuracy
     assert np.array_equal(shuffled.server.round(5).arrays["counts"], pooled.vector)
     vector.load(shuffled.work.model, model, shuffled.work.layout)
     outputs, _ = train.outputs_of(shuffled.work.model, shuffled.work.test)
-    exact = [roc_auc_score(shuffled.work.test.y == c, log_odds(outputs.astype(float))[:, c]) for c in range(10)]
+    exact = [roc_auc_score(shuffled.work.test.y == c, log_odds(outputs.numpy().astype(float))[:, c]) for c in range(10)]
     assert line["auroc"] == pytest.approx(np.mean(exact), abs=0.005)
 
 

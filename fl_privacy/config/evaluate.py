@@ -10,7 +10,6 @@ from pydantic import Field
 from fl_privacy.choices import Model
 from fl_privacy.dp.counts import BOUNDS, Noise
 from fl_privacy.scores.form import Form
-from fl_privacy.tasks.making import classes_of
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -44,10 +43,14 @@ def problems(federation: Federation) -> Iterator[str]:
         yield "evaluate.epsilon: only sites have a budget, and the server evaluates; remove it or use by: sites"
     elif asked.epsilon is not None and guard.unit not in BOUNDS:
         yield f"evaluate.epsilon: privatise.kind is {guard.kind!r}; use ldp or dpsgd, or remove the budget"
+    elif asked.epsilon is not None and federation.budget_rounds > 1:
+        yield "evaluate.epsilon: sites.epsilon_total plans the whole budget for updates; use sites.epsilon per round"
 
 
 def exact_form(federation: Federation) -> Form:
-    """The counts of an evaluation without noise."""
+    """The counts of an evaluation without noise; of a task of one's own, this runs its code."""
+    from fl_privacy.tasks.making import classes_of
+
     return Form(classes_of(federation))
 
 

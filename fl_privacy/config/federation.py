@@ -23,7 +23,7 @@ from fl_privacy.choices import Chosen, Model
 from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.combine.rules import RULES, FedAvg, Rule
 from fl_privacy.config.checks import problems
-from fl_privacy.config.evaluate import Evaluate, short
+from fl_privacy.config.evaluate import Evaluate, form_of, short
 from fl_privacy.config.task import Task, located
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.errors import ConfigError
@@ -206,6 +206,11 @@ class Federation(Model):
     def unit(self) -> str | None:
         """What the noise protects: a site or a record; None without noise."""
         return self.privatise.unit
+
+    @property
+    def bytes_of_counts(self) -> int:
+        """Bytes of one site's counts in a round in which it evaluates; 0 where sites never do."""
+        return 8 * form_of(self).length if self.sites_evaluate else 0
 
     @property
     def budget_rounds(self) -> int:

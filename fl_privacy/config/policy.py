@@ -48,9 +48,9 @@ class Policy(BaseModel):
         for problem in self._problems(federation, federation.site(site)):
             raise PolicyError(f"policy: {problem}")
 
-    def check_charge(self, charge: Charge) -> None:
+    def check_charge(self, *charges: Charge) -> None:
         """Raise if a round costs more than this policy allows, at its own delta and whatever the config says."""
-        epsilon, most = compose([charge], self.delta), self.epsilon_per_round
+        epsilon, most = compose([*charges], self.delta), self.epsilon_per_round
         if epsilon > most:
             at = f"epsilon {epsilon:.4g} per round at delta {self.delta:g}"
             raise PolicyError(f"policy: {at} is more than the {most:g} allowed here")

@@ -26,10 +26,10 @@ CODES = frozenset((
     "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 ))
 FIELDS = frozenset((
-    "aggregator", "attempt", "budget", "certificate", "charge", "cohort", "data", "deadline", "digest", "dtype",
-    "evaluator", "floor", "layers", "layout", "ledger", "length", "mixing", "model", "policy", "quorum", "round", "run",
-    "seed", "server", "settle", "shuffler", "site", "sites", "state", "stream", "superlink", "superseded", "ticket",
-    "tier", "training",
+    "aggregator", "attempt", "best", "budget", "certificate", "charge", "cohort", "counts", "data", "deadline",
+    "digest", "dtype", "evaluation", "evaluator", "farewell", "floor", "layers", "layout", "ledger", "length", "mixing",
+    "model", "policy", "quorum", "round", "run", "seed", "server", "settle", "shuffler", "site", "sites", "state",
+    "stream", "superlink", "superseded", "ticket", "tier", "training",
     # at the gate: why a caller was refused
     "connections", "early", "expired", "foreign", "handshake", "request", "revoked", "role",
 ))

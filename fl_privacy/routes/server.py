@@ -34,10 +34,10 @@ class ServerRoute(Route):
         return [Trust(parties=(name,)) for name in ("server", "superlink")]
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
-        n, d, coding = federation.cohort, parameters, federation.coding
+        n, d, c, coding = federation.cohort, parameters, federation.bytes_of_counts, federation.coding
         return [
-            cost(coding, "server", 1, 2 * n, models=(0, n * d), updates=(n * d, 0)),
-            cost(coding, "site", n, 2, models=(d, 0), updates=(0, d)),
+            cost(coding, "server", 1, 2 * n, models=(0, n * d), updates=(n * d, 0), counts=(n * c, 0)),
+            cost(coding, "site", n, 2, models=(d, 0), updates=(0, d), counts=(0, c)),
         ]
 
     def site(self, seat: SiteSeat) -> AtSite:

@@ -76,13 +76,21 @@ class ShardsRoute(Route):
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         a, n, d, coding = self.aggregators, federation.cohort, parameters, federation.coding
-        shard, ticket = -(-d // a), tickets(federation)
+        shard, ticket, c = -(-d // a), tickets(federation), federation.bytes_of_counts
         return [
             # open, collect, settle; evaluate
-            cost(coding, "server", 1, 3 * a + 1 + ticket * n, models=(0, 0), updates=(0, 0)),
-            cost(coding, "aggregator", a, 2 * n + 4, models=(0, (n + 1) * shard), updates=(n * shard, 0)),
+            cost(coding, "server", 1, 3 * a + 1 + ticket * n, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
+            cost(
+                coding,
+                "aggregator",
+                a,
+                2 * n + 4,
+                models=(0, (n + 1) * shard),
+                updates=(n * shard, 0),
+                counts=(n * c, c),
+            ),
             cost(coding, "evaluator", 1, a + 1, models=(d, 0), updates=(0, 0)),
-            cost(coding, "site", n, 2 * a + ticket, models=(d, 0), updates=(0, d)),
+            cost(coding, "site", n, 2 * a + ticket, models=(d, 0), updates=(0, d), counts=(0, a * c)),
         ]
 
     def cut(self, federation: Federation, parameters: int) -> Cut:

@@ -69,10 +69,12 @@ class ShufflerRoute(Route):
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         n, d, coding, ticket = federation.cohort, parameters, federation.coding, tickets(federation)
+        c = federation.bytes_of_counts
         return [
-            cost(coding, "server", 1, 2 + ticket * n, models=(0, d), updates=(n * d, 0)),  # open, collect
-            cost(coding, "shuffler", 1, 2 * n + 2, models=(d, n * d), updates=(n * d, n * d)),
-            cost(coding, "site", n, 2 + ticket, models=(d, 0), updates=(0, d)),
+            # open, collect
+            cost(coding, "server", 1, 2 + ticket * n, models=(0, d), updates=(n * d, 0), counts=(c, 0)),
+            cost(coding, "shuffler", 1, 2 * n + 2, models=(d, n * d), updates=(n * d, n * d), counts=(n * c, c)),
+            cost(coding, "site", n, 2 + ticket, models=(d, 0), updates=(0, d), counts=(0, c)),
         ]
 
     def recombinations(self, parameters: int) -> float | None:

@@ -222,7 +222,7 @@ def evaluate(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss = 
     return Metrics(correct / len(data), mean_loss)
 
 
-def outputs_of(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss = loss_of) -> tuple[Outputs, Outputs]:
+def outputs_of(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss = loss_of) -> tuple[Tensor, Tensor]:
     """The model's output and loss for every record."""
     x, y = place(model, data, device)
     training, outputs, losses = model.training, [], []
@@ -232,7 +232,7 @@ def outputs_of(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss 
             outputs.append(model(batch))
             losses.append(loss(outputs[-1], labels, "none"))
     model.train(training)
-    return torch.cat(outputs).cpu().numpy(), torch.cat(losses).cpu().numpy()
+    return torch.cat(outputs).cpu(), torch.cat(losses).cpu()
 
 
 def place(model: nn.Module, data: Dataset, name: str) -> tuple[Tensor, Tensor]:

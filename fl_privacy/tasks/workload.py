@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 
 Fit = Callable[..., Any]  # (model, data, recipe, device=..., how=...): trains the model in place
 Check = Callable[[nn.Module, Dataset, Loss], None]  # (model, some records, loss)
+
+
+class Measured(NamedTuple):
+    """What a model does on some records: its counts in several forms, and the task's own measures."""
+
+    tallies: list[Tally]
+    further: dict[str, float]
 
 
 class Workload:
@@ -89,20 +96,22 @@ class Workload:
         self.seconds = time.monotonic() - began
         return np.subtract(trained, start, out=trained)
 
-    def tally(self, model: NDArray[np.float32], data: Dataset, forms: Sequence[Form], device: str) -> list[Tally]:
-        """The counts of a model on these records, in each of the forms."""
-        vector.load(self.model, model, self.layout)
-        with self.theirs("evaluation"):
-            outputs, losses = outputs_of(self.model, data, device, self.how.loss)
-        return [tally(form, outputs, data.y, losses) for form in forms]
-
     def alone(self, data: Dataset, site: str, epochs: int, device: str) -> NDArray[np.float32]:
         """A model trained on a site's records only, from the initial one and with the federation's recipe."""
         vector.load(self.model, self.initial, self.layout)
-        recipe = replace(self.recipe, epochs=epochs, proximal=0.0)
+        recipe, seed = replace(self.recipe, epochs=epochs, proximal=0.0), training_seed(self.federation.seed, site, 0)
         with self.theirs("training"):
-            fit(self.model, data, recipe, training_seed(self.federation.seed, site, 0), device, how=self.how)
+            fit(self.model, data, recipe, seed, device, how=self.how)
         return vector.flatten(self.model)[0]
+
+    def measured(self, model: NDArray[np.float32], data: Dataset, forms: Sequence[Form], device: str) -> Measured:
+        """Evaluate a model on these records."""
+        vector.load(self.model, model, self.layout)
+        with self.theirs("evaluation"):
+            outputs, losses = outputs_of(self.model, data, device, self.how.loss)
+            further = self.task.metrics(outputs, torch.from_numpy(data.y))
+            kept = {str(name): float(value) for name, value in further.items()}
+        return Measured([tally(form, outputs.numpy(), data.y, losses.numpy()) for form in forms], kept)
 
     def once(self, check: Check, data: Dataset) -> None:
         """Check the model with some records, once for all sites of a process."""

@@ -21,9 +21,16 @@ class Cost:
 
 
 def cost(
-    coding: Coding, party: str, count: int, messages: float, *, models: tuple[int, int], updates: tuple[int, int]
+    coding: Coding,
+    party: str,
+    count: int,
+    messages: float,
+    *,
+    models: tuple[int, int],
+    updates: tuple[int, int],
+    counts: tuple[int, int] = (0, 0),
 ) -> Cost:
-    """The cost for the model and update parameters that a party receives and sends."""
+    """The cost for the model and update parameters, and the bytes of counts, that a party receives and sends."""
     parameters = [model + update for model, update in zip(models, updates, strict=True)]
-    sizes = [FLOAT32.nbytes(m) + coding.nbytes(u) for m, u in zip(models, updates, strict=True)]
+    sizes = [FLOAT32.nbytes(m) + coding.nbytes(u) + c for m, u, c in zip(models, updates, counts, strict=True)]
     return Cost(party, count, messages, parameters[0], parameters[1], sizes[0], sizes[1])

@@ -223,7 +223,8 @@ def data(folder: Folder) -> list[Check]:
     task, fix = folder.federation.task, "set `data` in kit.yaml to the folder that holds the data"
     if folder.role.has_node and task.by_site:
         return [_own_data(folder, fix)]
-    if not folder.role.data or folder.kit.evaluator or folder.federation.sites_evaluate or not task.data_set.needs_data:
+    evaluated_elsewhere = not folder.role.has_node and (folder.kit.evaluator or folder.federation.sites_evaluate)
+    if not folder.role.data or evaluated_elsewhere or task.by_site or not task.data_set.needs_data:
         return []  # a server needs none where the sites or an evaluator evaluate
     try:
         where = files.folder(folder.at(folder.kit.data), task.dataset) / task.dataset

@@ -20,6 +20,6 @@ class NoCopies(ServerRoute):
 class Checking(AtServer):
     def play(self, ask, model):
         outcome = super().play(ask, model)
-        if len(np.unique(outcome.rows, axis=0)) < outcome.count:
+        if not ask.farewell and len(np.unique(outcome.rows, axis=0)) < outcome.count:
             raise RoundFailed("two sites sent the same update")
         return outcome
