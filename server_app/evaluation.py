@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from fl_privacy.config import Federation
+from fl_privacy.models.initial import initial
 from fl_privacy.tasks.train import Metrics, mean
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.wire import federation_pb2 as pb
@@ -23,7 +24,7 @@ class Local:
 
     def __init__(self, federation: Federation, data_dir: Path | None) -> None:
         self._work = Workload(federation, data_dir)
-        self.initial: Models = {MODEL: self._work.initial}
+        self.initial: Models = {MODEL: initial(federation)}
 
     def __call__(self, run: str, round: int, models: Models) -> Metrics:
         """Of several models, the mean over them."""

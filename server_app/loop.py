@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from typing import Any
 
 import grpc
 import numpy as np
@@ -18,11 +19,14 @@ from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics, serve as serve_metrics
+from fl_privacy.round.best import Best
 from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
 from fl_privacy.transcript.events import Invited
+from fl_privacy.transcript.files import read_log
+from fl_privacy.transcript.run import METRICS
 from fl_privacy.wire import rpc
 from fl_privacy.wire.client import explain
 from fl_privacy.wire.stream import digest
@@ -61,6 +65,7 @@ class Coordinator:
         self.models: Models = self.evaluation.initial
         self.checkpoints = Checkpoints(plan.run_dir / "checkpoints")
         self.done = max(self.checkpoints.rounds(), default=0)
+        self.best, self.early = Best(self.federation.stop), ""
         self.statement = Statement(self.federation, plan, self.layout, self.done)
         key, certificate = load_key(self.keys.key_file), self.keys.certificate_file.read_bytes()
         self.run = RunWriter(plan.run_dir, self.statement.begin(), key, certificate)
@@ -85,20 +90,21 @@ class Coordinator:
             done = self.done
             if done:
                 self._resume(self.checkpoints.load(done))
+                self.best.recall(read_log(self.plan.run_dir / METRICS)[0], done)
             sites = len(self.federation.sites)
             present = self.nodes.wait(lambda n: self.log("waiting", run=self.plan.run, sites=sites, present=n))
             self.log("started", run=self.plan.run, round=done + 1, sites=len(present))
             if not done:
                 self._evaluate(0, Outcome(0), 0.0)
-            for round in range(done + 1, self.federation.rounds + 1):
-                self._round(round)
+            self._rounds()
         except BaseException as error:
             self.log("failed", run=self.plan.run, reason=_reason(error))
             self._close("failed")
             raise
         else:
             self._close("completed")
-            self.log("completed", run=self.plan.run)
+            early: dict[str, Any] = {"reason": self.early} if self.early else {}
+            self.log("completed", run=self.plan.run, **early)
         finally:
             try:
                 self.route.finish(self.plan.run)
@@ -106,13 +112,22 @@ class Coordinator:
                 self.log("finish", reason=explain(error))
 
     def _close(self, status: str) -> None:
+        stopped = {"round": self.done, "reason": self.early} if self.early else None
         with self._stating:
-            self.run.close(status, **self.statement.now(self.done))
+            self.run.close(status, **self.statement.now(self.done), best=self.best.to_json(), stopped=stopped)
 
     def stopped(self) -> None:
         """Called from another thread before the process exits: state how far the run came."""
         with self._stating:
             self.run.update(**self.statement.now(self.done))
+
+    def _rounds(self) -> None:
+        """All rounds that are left, or until the metric no longer improves."""
+        while self.done < self.federation.rounds:
+            if early := self.best.over(self.done):
+                self.early = early
+                return
+            self._round(self.done + 1)
 
     def _round(self, round: int) -> None:
         """One round, with as many attempts as it needs: combine, record, evaluate, checkpoint."""
@@ -177,6 +192,7 @@ class Coordinator:
         with self.metrics.phase("evaluate"):
             metrics = self.evaluation(self.plan.run, round, self.models)
         counts = {"seconds": float(f"{seconds:.4f}"), "updates": outcome.count, "bytes": outcome.received}
+        self.best.see(round, vars(metrics))
         line = {"round": round, **vars(metrics), **counts}
         self.run.metric(line)
         self.log("evaluated", run=self.plan.run, **line)
@@ -184,7 +200,7 @@ class Coordinator:
     def _checkpoint(self, round: int) -> None:
         moments = {f"{MOMENT}{name}": array for name, array in self.strategy.state().items()}
         with self.metrics.phase("checkpoint"):
-            self.checkpoints.save(round, {**moments, **self.models})
+            self.checkpoints.save(round, {**moments, **self.models}, self.best.round)
         self.done = round
 
     def _resume(self, saved: dict[str, NDArray[np.float32]]) -> None:
