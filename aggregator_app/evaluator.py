@@ -14,6 +14,7 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy import process
 from fl_privacy.errors import ConfigError, ProtocolError
 from fl_privacy.identity.keyring import Keyring, peer
+from fl_privacy.models.initial import initial
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.routes.base import only
@@ -46,7 +47,7 @@ class Evaluator:
             raise ConfigError(f"aggregators: {len(aggregators)} addresses do not fit route {route}")
         self._federation, self._recorder = federation, recorder
         work = Workload(federation, data_dir)
-        self._work = work if federation.sites_evaluate else work.loaded()
+        self._work, self._initial = work if federation.sites_evaluate else work.loaded(), initial(federation)
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in aggregators]
         self._cut = Cut(self._work.layout.size, len(aggregators), federation.seed)
 
@@ -78,14 +79,14 @@ class Evaluator:
 
     def _seed(self, run: str) -> Vector:
         """Give the aggregators their initial shards, unless they have them."""
-        for stub, shard in zip(self._stubs, self._cut.split(self._work.initial), strict=True):
+        for stub, shard in zip(self._stubs, self._cut.split(self._initial), strict=True):
             try:
                 client.seed(stub, run, shard, CALL)
                 self.metrics.moved("out", shard.nbytes)
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                     raise
-        return self._work.initial
+        return self._initial
 
     def _join(self, run: str, round: int) -> Vector:
         shards = []

@@ -26,6 +26,7 @@ from .accounting import Account
 from .evaluation import Evaluation
 from .outbox import Outbox, Parcel
 from .pipeline import Pipeline
+from .received import Received
 
 
 class Site:
@@ -54,6 +55,7 @@ class Site:
         self._steps, self._evaluation = Pipeline(seat), Evaluation(seat)
         self._account = Account(federation, name, state, self._steps.guard.charge, self._evaluation.charge)
         self._outbox = Outbox(state if self.private else None)
+        self._received = Received(state, self._work.layout, best=not self._shared)
         # Opened for every record: in simulation a site moves from one process to another.
         self._truth = RunRecorder(truth, name, keys, reopen=True) if truth and federation.audit else None
         tier = self.config.tier if self.private else ""
@@ -107,16 +109,13 @@ class Site:
             self.log("charged" if charged else "resend", **at.where, **terms)
         return parcel
 
-    def keep(self, model: Vector, at: At) -> None:
-        """A model to keep: the one after round `at.farewell`, which is the best one if that is `at.best`."""
-
     def _make(self, at: At, model: Vector) -> Parcel:
         """Evaluate the model; train it, unless this is the farewell."""
+        self._received.see(at, model)
         counts = self._evaluate(at, model)
         recorded = {} if counts is None else {"counts": counts}
         if not at.farewell:
             return Parcel(self._update(at, model, recorded), counts)
-        self.keep(model, at)
         if self._truth is not None and recorded:
             self._truth.record(**at.where, arrays=recorded)
         return Parcel(np.empty(0, self.federation.coding.type), counts)

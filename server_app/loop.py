@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from typing import Any
 
 import grpc
 import numpy as np
@@ -18,8 +19,10 @@ from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics, serve as serve_metrics
+from fl_privacy.round.best import Best
 from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat
+from fl_privacy.scores.metrics import Scores
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
 from fl_privacy.transcript.events import Event, Farewell, Invited
@@ -65,6 +68,7 @@ class Coordinator:
         self.models: Models = self.evaluation.initial
         self.checkpoints = Checkpoints(plan.run_dir / "checkpoints")
         self.done = max(self.checkpoints.rounds(), default=0)
+        self.best, self.early = Best(self.federation.stop), ""
         self.statement = Statement(self.federation, plan, self.layout, self.done)
         key, certificate = load_key(self.keys.key_file), self.keys.certificate_file.read_bytes()
         self.run = RunWriter(plan.run_dir, self.statement.begin(), key, certificate)
@@ -92,21 +96,22 @@ class Coordinator:
             done = self.done
             if done:
                 self._resume(self.checkpoints.load(done))
+                self.best.recall(read_log(self.plan.run_dir / METRICS)[0], done)
             sites = len(self.federation.sites)
             present = self.nodes.wait(lambda n: self.log("waiting", run=self.plan.run, sites=sites, present=n))
             self.log("started", run=self.plan.run, round=done + 1, sites=len(present))
             if not done:
                 self._evaluate(0, Outcome(0), 0.0)
-            for round in range(done + 1, self.federation.rounds + 1):
-                self._round(round)
-            self._farewell(self.federation.rounds)
+            self._rounds()
+            self._farewell(self.done)
         except BaseException as error:
             self.log("failed", run=self.plan.run, reason=_reason(error))
             self._close("failed")
             raise
         else:
             self._close("completed")
-            self.log("completed", run=self.plan.run)
+            early: dict[str, Any] = {"reason": self.early} if self.early else {}
+            self.log("completed", run=self.plan.run, **early)
         finally:
             try:
                 self.route.finish(self.plan.run)
@@ -114,13 +119,22 @@ class Coordinator:
                 self.log("finish", reason=explain(error))
 
     def _close(self, status: str) -> None:
+        stopped = {"round": self.done, "reason": self.early} if self.early else None
         with self._stating:
-            self.run.close(status, **self.statement.now(self.done))
+            self.run.close(status, **self.statement.now(self.done), best=self.best.to_json(), stopped=stopped)
 
     def stopped(self) -> None:
         """Called from another thread before the process exits: state how far the run came."""
         with self._stating:
             self.run.update(**self.statement.now(self.done))
+
+    def _rounds(self) -> None:
+        """All rounds that are left, or until the metric no longer improves."""
+        while self.done < self.federation.rounds:
+            if early := self.best.over(self.done):
+                self.early = early
+                return
+            self._round(self.done + 1)
 
     def _round(self, round: int) -> None:
         """One round, with as many attempts as it needs: combine, record, evaluate, checkpoint."""
@@ -151,14 +165,26 @@ class Coordinator:
     def _score(self, round: int, outcome: Outcome) -> None:
         """The line of a round whose counts came, or will never come."""
         if outcome.counts is not None:
-            self.board.score(round, self.evaluation.read(outcome.counts))
+            self._scored(round, self.evaluation.read(outcome.counts))
         elif not self.board.has(round):
-            self.board.score(round, None)
+            self._scored(round, None)
+
+    def _scored(self, round: int, found: Scores | None) -> None:
+        self.board.score(round, found)
+        if found is not None:
+            self.best.see(round, found.numbers())
 
     def _attempts(self, round: int, cohort: list[str], **wanted: int) -> tuple[Ask, Outcome]:
         """Try a round until it succeeds or the attempts are used up; `wanted` is what it asks besides updates."""
         for number in range(1, self.federation.attempts + 1):
-            ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort, **wanted)
+            ask = Ask(
+                self.plan.run,
+                round,
+                self._attempt_name(round, cohort, number),
+                cohort,
+                **wanted,
+                best=self.best.round or 0,
+            )
             self.log("farewell" if ask.farewell else "round", run=self.plan.run, round=round, attempt=number)
             if not ask.farewell:
                 self.statement.ask(cohort)
@@ -214,12 +240,12 @@ class Coordinator:
         with self.metrics.phase("evaluate"):
             found = self.evaluation.now(self.plan.run, round, self.models)
         if found is not None or not self.evaluation.wanted(round, final=round == self.federation.rounds):
-            self.board.score(round, found)
+            self._scored(round, found)
 
     def _checkpoint(self, round: int) -> None:
         moments = {f"{MOMENT}{name}": array for name, array in self.strategy.state().items()}
         with self.metrics.phase("checkpoint"):
-            self.checkpoints.save(round, {**moments, **self.models})
+            self.checkpoints.save(round, {**moments, **self.models}, self.best.round)
         self.done = round
 
     def _resume(self, saved: dict[str, NDArray[np.float32]]) -> None:
