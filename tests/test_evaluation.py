@@ -22,6 +22,7 @@ from fl_privacy.dp import gaussian, ldp
 from fl_privacy.dp.ledger import Charge, compose
 from fl_privacy.errors import ConfigError, DataError
 from fl_privacy.identity.keyring import Keyring
+from fl_privacy.models import kept
 from fl_privacy.routes.base import Ticket
 from fl_privacy.scores.form import Tally
 from fl_privacy.scores.metrics import scores
@@ -275,9 +276,8 @@ def test_an_evaluation_takes_no_budget_from_the_updates_of_the_run(tmp_path: Pat
 
 
 def test_at_the_farewell_a_site_keeps_the_model_and_compares_it_with_one_trained_alone(tmp_path: Path) -> None:
-    here, kept = Alone(LOCAL, tmp_path), list[tuple[Vector, int]]()
+    here = Alone(LOCAL, tmp_path)
     site, model = here.site("site-1"), trained(Workload(here.federation))
-    site.keep = lambda model, at: kept.append((model, at.farewell))  # type: ignore[method-assign]
     site.parcel(here.at(1), model)  # so that it knows how long training takes
     terms = {"attempt": "ab" * 32, "counts": here.length, "farewell": 4}
     ticket = Ticket(run="run", federation=here.federation.digest, first=5, last=5, **terms)
@@ -286,8 +286,9 @@ def test_at_the_farewell_a_site_keeps_the_model_and_compares_it_with_one_trained
         assert done == 1
         assert reply is not None
         assert reply.nbytes == 8 * here.length  # no update, only counts
-    assert [round for _, round in kept] == [4]
-    assert np.array_equal(kept[0][0], model)
+    last = kept.received(tmp_path / "site-1" / "models", "run", "last")
+    assert last.round == 4
+    assert np.array_equal(last.model, model)
     lines = here.journal("site-1")
     assert [line["model"] for line in lines] == [0, 4, "alone"]
     assert lines[-1]["epochs"] == 4

@@ -71,10 +71,8 @@ class Policy(BaseModel):
             yield "counts of held-out records must have noise here; set evaluate.epsilon or evaluate: server"
         if unit is not None and unit not in self.units:
             yield f"{federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
-        evaluation = federation.evaluate.epsilon or 0.0
-        if unit is not None and site.epsilon is not None and site.epsilon + evaluation > self.epsilon_per_round:
-            also = f" and {evaluation:g} for evaluation" if evaluation else ""
-            yield f"epsilon {site.epsilon:g} per round{also} is more than the {self.epsilon_per_round:g} allowed here"
+        if unit is not None and site.epsilon is not None and site.epsilon > self.epsilon_per_round:
+            yield f"epsilon {site.epsilon:g} per round is more than the {self.epsilon_per_round:g} allowed here"
         if unit is not None and site.epsilon_total is not None and site.epsilon_total > self.epsilon:
             yield f"epsilon_total {site.epsilon_total:g} is more than the {self.epsilon:g} allowed here over all runs"
 
