@@ -22,7 +22,7 @@ from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
 from fl_privacy.routes.base import only
 from fl_privacy.routes.shards import ShardsRoute
-from fl_privacy.transcript.events import Event, Farewell, rows_of
+from fl_privacy.transcript.events import Event, Farewell, filed, rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import header_of
@@ -121,4 +121,4 @@ class Aggregator(Middleware):
     ) -> None:
         """What this party received, if it records its view."""
         if self.recorder is not None and arrays:
-            self.recorder.record(**spec.where, arrays=arrays, tiers=tiers, events=[*rows_of(clients), *events])
+            self.recorder.record(**filed(spec), arrays=arrays, tiers=tiers, events=[*rows_of(clients), *events])

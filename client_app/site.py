@@ -19,6 +19,7 @@ from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.tasks.train import device as find_device
 from fl_privacy.tasks.workload import Fit, Workload
+from fl_privacy.transcript.events import filed
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
 
@@ -117,7 +118,7 @@ class Site:
         if not at.farewell:
             return Parcel(self._update(at, model, recorded), counts)
         if self._truth is not None and recorded:
-            self._truth.record(**at.where, arrays=recorded)
+            self._truth.record(**filed(at), arrays=recorded)
         return Parcel(np.empty(0, self.federation.coding.type), counts)
 
     def _evaluate(self, at: At, model: Vector) -> Counts | None:

@@ -25,7 +25,7 @@ from fl_privacy.routes.base import Ask, Outcome, ServerSeat
 from fl_privacy.scores.metrics import Scores
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
-from fl_privacy.transcript.events import Event, Farewell, Invited
+from fl_privacy.transcript.events import Event, Farewell, Invited, filed
 from fl_privacy.transcript.files import read_log
 from fl_privacy.transcript.run import METRICS
 from fl_privacy.wire import rpc
@@ -231,7 +231,8 @@ class Coordinator:
             if not outcome.seen:
                 return
             events.append(Farewell(round=ask.farewell))
-        self.view.record(ask.round, ask.attempt, {**self.models, **rows, **outcome.seen}, outcome.tiers, events)
+        arrays = {**self.models, **rows, **outcome.seen}
+        self.view.record(ask.round, filed(ask)["attempt"], arrays, outcome.tiers, events)
 
     def _evaluate(self, round: int, outcome: Outcome, seconds: float) -> None:
         """A round is over: its scores are known now, or wait for the sites' counts."""

@@ -18,7 +18,7 @@ from fl_privacy.round.service import Middleware, Parts
 from fl_privacy.routes.base import only
 from fl_privacy.routes.shuffler import Group, ShufflerRoute
 from fl_privacy.shuffle.job import Job, MixingSet, TopUp
-from fl_privacy.transcript.events import Event, Farewell, Mixing, rows_of
+from fl_privacy.transcript.events import Event, Farewell, Mixing, filed, rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
 from fl_privacy.wire import federation_pb2 as pb
@@ -85,7 +85,7 @@ class Shuffler(Middleware):
         """What this party received, if it records its view."""
         arrays = arrays | attempt.counted.stored(clients)
         if self.recorder is not None and arrays:
-            record = partial(self.recorder.record, **attempt.round.spec.where)
+            record = partial(self.recorder.record, **filed(attempt.round.spec))
             await asyncio.to_thread(record, arrays=arrays, tiers=tiers, events=[*rows_of(clients), event])
 
     def _plan(self, tiers: list[str], attempt: Attempt) -> tuple[Job, list[str]]:

@@ -334,7 +334,7 @@ class Evaluated:
         found = {}
         for name in self.federation.site_names:
             truth = self.run.truth(name)
-            if round in truth.rounds:
+            if round in truth.rounds + truth.farewells:
                 found[name] = truth.round(round, self.server.attempts(round)[-1]).arrays["counts"]
         return found
 
@@ -405,7 +405,8 @@ def test_the_server_s_view_holds_no_score_of_a_single_site(evaluated: Evaluated)
     files = [path for path in evaluated.path.rglob("*") if path.is_file() and "truth" not in path.parts]
     written = {path: path.read_bytes() for path in files if "views" not in path.parts or "server" in path.parts}
     assert len(written) > 10
-    for round in evaluated.server.rounds:
+    assert (evaluated.server.rounds, evaluated.server.farewells) == ([1, 2, 3, 4], [5])
+    for round in (1, 2, 3, 4, 5):
         sent = evaluated.sent(round)
         seen = evaluated.server.round(round).arrays["counts"]
         for name, counts in sent.items():
@@ -420,7 +421,7 @@ def test_the_server_s_view_holds_no_score_of_a_single_site(evaluated: Evaluated)
 
 def test_an_audited_shuffler_recorded_who_sent_which_counts(shuffled: Evaluated) -> None:
     view = shuffled.run.view("shuffler")
-    for round in view.rounds:
+    for round in view.rounds + view.farewells:
         names = [event.name for event in view.events(round) if isinstance(event, Row)]
         sent = shuffled.sent(round)
         assert np.array_equal(view.round(round).arrays["counts"], [sent[name] for name in names])
@@ -428,7 +429,7 @@ def test_an_audited_shuffler_recorded_who_sent_which_counts(shuffled: Evaluated)
 
 def test_an_aggregator_sees_shares_that_only_all_of_them_together_can_add(sharded: Evaluated) -> None:
     views = [sharded.run.view(f"aggregator-{k}") for k in range(3)]
-    for round in views[0].rounds:
+    for round in views[0].rounds + views[0].farewells:
         sent = sharded.sent(round)
         names = [event.name for event in views[0].events(round) if isinstance(event, Row)]
         rows = [view.round(round).arrays["counts"] for view in views]

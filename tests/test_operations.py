@@ -28,6 +28,7 @@ from fl_privacy.ops import scrape
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.status import Status, read
 from fl_privacy.ops.tail import Tail
+from fl_privacy.routes.base import FAREWELLS
 from fl_privacy.wire import client, federation_pb2 as pb
 from helpers import (
     CALL,
@@ -314,8 +315,14 @@ def test_a_site_s_log_records_what_left_it_under_which_policy(seen: Seen) -> Non
     (policy,) = seen.kept("worker-site-0", "policy")
     assert {"sha256": sha256, "epsilon": 100.0, "epsilon_per_round": 8.0, "tasks": ["digits"]}.items() <= policy.items()
     (ticket,) = seen.kept("worker-site-0", "ticket")
-    assert (ticket["run"], ticket["first"], ticket["last"], ticket["policy"]) == (seen.result.run, 1, 2, sha256)
-    charged, uploaded = seen.kept("worker-site-0", "charged"), seen.kept("worker-site-0", "uploaded")
+    assert (ticket["run"], ticket["first"], ticket["last"], ticket["policy"]) == (
+        seen.result.run,
+        1,
+        2 + FAREWELLS,
+        sha256,
+    )
+    charged, (*uploaded, farewell) = seen.kept("worker-site-0", "charged"), seen.kept("worker-site-0", "uploaded")
+    assert (farewell["round"], farewell["bytes"]) == (3, 0)
     assert [(e["round"], e["epsilon"], e["policy"]) for e in charged] == [(1, 8.0, sha256), (2, 8.0, sha256)]
     ledger = next(row for row in seen.result.ledgers if row["site"] == "site-0")
     assert charged[-1]["spent"] == pytest.approx(ledger["spent"])
@@ -328,7 +335,8 @@ def test_a_site_s_log_records_what_left_it_under_which_policy(seen: Seen) -> Non
 
 def test_the_other_logs_record_who_joined_what_was_released_and_the_progress_of_the_run(seen: Seen) -> None:
     assert sorted(e["site"] for e in seen.kept("shuffler", "joined")) == sorted(SITES)
-    assert [(e["round"], e["count"]) for e in seen.kept("shuffler", "released")] == [(1, 3), (2, 3)]
+    assert [(e["round"], e["count"]) for e in seen.kept("shuffler", "released")] == [(1, 3), (2, 3), (3, 3)]
+    assert [e["round"] for e in seen.kept("server", "farewell")] == [3]
     assert [e["round"] for e in seen.kept("server", "evaluated")] == [0, 1, 2]
     assert len(seen.kept("server", "started")) == len(seen.kept("server", "completed")) == 1
     assert not any(name in json.dumps(e) for e in kept(seen.events / "server.jsonl") for name in SITES)

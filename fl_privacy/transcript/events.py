@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fl_privacy.errors import TranscriptError
 from fl_privacy.reading import problems
+
+if TYPE_CHECKING:
+    from fl_privacy.steps.base import At
+
+FAREWELL = "farewell-"  # begins the name of an attempt
 
 
 class Event(BaseModel):
@@ -74,6 +79,11 @@ KINDS: dict[str, type[Event]] = {
     "mixing": Mixing,
     "farewell": Farewell,
 }
+
+
+def filed(at: At) -> dict[str, Any]:
+    """The run, round and attempt under which a party records it. A farewell is marked: it has no updates."""
+    return at.where | ({"attempt": FAREWELL + at.attempt} if at.farewell else {})
 
 
 def rows_of(names: Sequence[str]) -> list[Event]:
