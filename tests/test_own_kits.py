@@ -1,0 +1,146 @@
+"""Your own data and model on real machines: each has its own file and nothing of the others'."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from commands import cli
+from fl_privacy.deploy.kits.kit import read_kit, write_kit
+from fl_privacy.models import kept
+from fl_privacy.round.checkpoints import Checkpoints
+from helpers import eventually
+from netns import Network, network
+from test_own_data import CLINICS, FILES, data_dir, folder  # noqa: F401 (fixtures)
+
+PROGRAM = Path(sys.executable).with_name("fl-privacy")
+CENTRES = ("cleveland", "hungarian", "switzerland", "va")
+NAMES = {"fl.example.org": "10.77.0.2", "mix.example.org": "10.77.0.3"}
+HOSTS = {"superlink": "fl.example.org:9443", "shuffler": "mix.example.org:9444"}
+UP = 240.0
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Network]:
+    with network() as made:
+        for number, name in enumerate(("superlink", "shuffler", "server", "site-a", "site-b", "site-c", "site-d"), 2):
+            made.names(made.host(name, wide=f"10.77.0.{number}"), NAMES)
+        yield made
+
+
+class Consortium:
+    """A federation of kits: every party on a machine of its own."""
+
+    def __init__(self, net: Network, base: Path, config: Path, data: dict[str, Path]) -> None:
+        self.kits, self.net = base / "kits", net
+        values = yaml.safe_load(config.read_text()) | {"hosts": HOSTS}
+        values["sites"] = [{k: v for k, v in site.items() if k != "data"} for site in values["sites"]]
+        path = config.with_name(f"kits-{config.name}")
+        path.write_text(yaml.safe_dump(values))
+        done = cli("provision", path, "--out", self.kits, "--pki", base / "ca", "--sign")
+        assert done.returncode == 0, done.stderr
+        self.machines = {"superlink": "superlink", "shuffler": "shuffler", "server": "server"}
+        self.machines |= dict(zip(data, ("site-a", "site-b", "site-c", "site-d"), strict=False))
+        for name, own in data.items():
+            shutil.copytree(own, self.kits / name / "data")
+            write_kit(self.kits / name, read_kit(self.kits / name).model_copy(update={"data": Path("data")}))
+
+    def run(self, name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return self.net.hosts[self.machines[name]].run(PROGRAM, *arguments, timeout=400)
+
+    @contextmanager
+    def serving(self, name: str) -> Iterator[None]:
+        kit = self.kits / name
+        with (kit / "logs" / "serve.out").open("wb") as output:
+            process = self.net.hosts[self.machines[name]].start(PROGRAM, "serve", kit, output=output)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
+
+    def train(self) -> dict[str, Any]:
+        others = [name for name in self.machines if name != "server"]
+        with ExitStack() as up:
+            for name in others:
+                up.enter_context(self.serving(name))
+            for name in others:
+                eventually(lambda name=name: (self.kits / name / "run" / "healthy").exists(), UP)  # type: ignore[misc]
+            done = self.run("server", "train", self.kits / "server", "--json")
+            assert done.returncode == 0, done.stderr
+            return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def test_a_table_without_python(net: Network, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    made = Consortium(net, tmp_path, folder / "clinics.yaml", {name: folder / name for name in CLINICS})
+    (made.kits / "clinic-b" / "data" / "patients.csv").rename(made.kits / "clinic-b" / "data" / "away")
+    done = made.run("clinic-b", "preflight", made.kits / "clinic-b")
+    assert done.returncode == 2
+    assert re.search(r"FAIL data .*clinic-b/data", done.stdout)
+    (made.kits / "clinic-b" / "data" / "away").rename(made.kits / "clinic-b" / "data" / "patients.csv")
+    result = made.train()
+    assert result["accuracy"] > 0.88
+    models = [kept.received(made.kits / name / "state" / "models", result["run"], "last") for name in CLINICS]
+    assert len({one.model.tobytes() for one in models}) == 1
+    lines = (made.kits / "clinic-a" / "state" / "metrics" / f"{result['run']}.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["model"] == "alone"
+
+
+def test_a_task_of_one_s_own_runs_only_where_it_was_accepted(net: Network, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    made = Consortium(net, tmp_path, folder / "private.yaml", {name: folder / name for name in CLINICS})
+    shutil.rmtree(made.kits / "clinic-c" / "state" / "tasks")  # as in a kit whose owner has not seen it yet
+    kit = made.kits / "clinic-c"
+    done = made.run("clinic-c", "preflight", kit)
+    assert done.returncode == 2
+    assert f"fl-privacy site accept-task {kit}" in done.stdout
+    done = made.run("clinic-c", "serve", kit)
+    assert done.returncode == 2
+    assert "is not accepted at this site" in done.stderr
+    done = made.run("clinic-c", "site", "accept-task", kit, "--yes")
+    assert FILES["task.py"].splitlines()[0] in done.stdout
+    result = made.train()
+    assert result["status"] == "completed"
+    assert result["accuracy"] > 0.75
+
+
+def test_heart_disease_with_one_file_per_machine_gives_the_model_of_the_pooled_folder(
+    net: Network,
+    data_dir: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    apart = {}
+    for centre in CENTRES:
+        own = tmp_path / centre / "heart-disease"
+        own.mkdir(parents=True)
+        shutil.copy(data_dir / "heart-disease" / f"processed.{centre}.data", own)
+        apart[centre] = tmp_path / centre
+    values = {
+        "name": "hearts",
+        "sites": [{"name": centre, "data": str(apart[centre])} for centre in CENTRES],
+        "rounds": 3,
+        "reproducible": True,
+        "task": {"dataset": "heart-disease", "partition": {"kind": "by-site"}, "train": {"epochs": 2, "lr": 0.01}},
+    }
+    config, pooled = tmp_path / "apart.yaml", tmp_path / "pooled.yaml"
+    config.write_text(yaml.safe_dump(values))
+    pooled.write_text(yaml.safe_dump({**values, "sites": [{"name": centre} for centre in CENTRES]}))
+    runs = ("--runs-dir", tmp_path / "runs", "--json")
+    one = cli("up", pooled, "--engine", "simulation", "--data-dir", data_dir, *runs)
+    two = cli("up", config, *runs)
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    found = [Path(json.loads(done.stdout)["path"]) for done in (one, two)]
+    found.append(Path(Consortium(net, tmp_path, config, apart).train()["path"]))
+    models = [Checkpoints(path / "checkpoints").load(3)["model"] for path in found]
+    assert all(np.array_equal(models[0], model) for model in models)
