@@ -14,6 +14,7 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy import process
 from fl_privacy.errors import ConfigError, ProtocolError
 from fl_privacy.identity.keyring import Keyring, peer
+from fl_privacy.models.initial import initial
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.routes.base import only
@@ -28,7 +29,7 @@ ATTEMPT = "evaluated"  # the model is that after a whole round, whichever attemp
 
 
 class Evaluator:
-    """Makes the initial model from the federation's public seed; holds held-out data, unless the sites evaluate."""
+    """Gives the aggregators the federation's initial model; holds held-out data, unless the sites evaluate."""
 
     log = Log("evaluator")
     metrics = OFF
@@ -47,6 +48,7 @@ class Evaluator:
         self._federation, self._recorder = federation, recorder
         work = Workload(federation, data_dir)
         self._work = work if federation.sites_evaluate else work.loaded()
+        self._initial = initial(federation)
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in aggregators]
         self._cut = Cut(self._work.layout.size, len(aggregators), federation.seed)
 
@@ -78,14 +80,14 @@ class Evaluator:
 
     def _seed(self, run: str) -> Vector:
         """Give the aggregators their initial shards, unless they have them."""
-        for stub, shard in zip(self._stubs, self._cut.split(self._work.initial), strict=True):
+        for stub, shard in zip(self._stubs, self._cut.split(self._initial), strict=True):
             try:
                 client.seed(stub, run, shard, CALL)
                 self.metrics.moved("out", shard.nbytes)
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                     raise
-        return self._work.initial
+        return self._initial
 
     def _join(self, run: str, round: int) -> Vector:
         shards = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_privacy import models
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, require
@@ -55,6 +56,7 @@ class Site:
         self._account = Account(federation, name, state, self._steps.guard.charge, self._evaluation.charge)
         self._outbox = Outbox(state if self.private else None)
         # Opened for every record: in simulation a site moves from one process to another.
+        self._state = state
         self._truth = RunRecorder(truth, name, keys, reopen=True) if truth and federation.audit else None
         tier = self.config.tier if self.private else ""
         self._route = federation.route.site(SiteSeat(federation, self._work.layout, keys, middleware, tier, metrics))
@@ -108,7 +110,11 @@ class Site:
         return parcel
 
     def keep(self, model: Vector, at: At) -> None:
-        """A model to keep: the one after round `at.farewell`, which is the best one if that is `at.best`."""
+        """The models of a farewell stay on the site's own disk: first the final one, then the best one."""
+        whiches: dict[models.Which, bool] = {"last": at.round == at.farewell + 1, "best": at.best == at.farewell}
+        for which, is_it in whiches.items():
+            if self._state is not None and is_it:
+                models.keep(self._state / "models", at.run, which, at.farewell, model, self._work.layout)
 
     def _make(self, at: At, model: Vector) -> Parcel:
         """Evaluate the model; train it, unless this is the farewell."""

@@ -3,12 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fl_privacy.api import Run, runs, up
     from fl_privacy.tasks.task import Task
 
 __version__ = "0.1.0"
-__all__ = ["Task"]
+__all__ = ["Run", "Task", "runs", "up"]
 
-_WHERE = {"Task": "fl_privacy.tasks.task"}
+_API = "fl_privacy.api"
+_WHERE = {"Run": _API, "Task": "fl_privacy.tasks.task", "runs": _API, "up": _API}
 
 
 def __getattr__(name: str) -> Any:

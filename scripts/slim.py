@@ -15,7 +15,7 @@ import struct
 import sys
 from pathlib import Path
 
-FOLDERS = ("torch/test", "torch/include", "torch/share", "pyarrow/include", "pyarrow/src")
+FOLDERS = ("torch/test", "torch/include", "torch/share", "pyarrow/include", "pyarrow/src", "onnx/backend/test")
 FILES = ("pyarrow/*flight*", "pyarrow/*s3*.so*", "torch/lib/*test*.so")
 SOURCES = (".a", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pxd", ".pyx", ".pxi")
 KEPT_PROGRAM = "torch_shm_manager"

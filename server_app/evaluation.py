@@ -9,6 +9,7 @@ from pathlib import Path
 from fl_privacy.config import Federation
 from fl_privacy.config.evaluate import form_of, noise_of
 from fl_privacy.dp.counts import BOUNDS
+from fl_privacy.models.initial import initial
 from fl_privacy.scores.form import Counts, Tally
 from fl_privacy.scores.metrics import Scores, scores
 from fl_privacy.tasks.train import mean
@@ -46,7 +47,7 @@ class Local(Evaluation):
 
     def __init__(self, federation: Federation, data_dir: Path | None) -> None:
         self._work = Workload(federation, data_dir).loaded()
-        self.initial = {MODEL: self._work.initial}
+        self.initial = {MODEL: initial(federation)}
 
     def now(self, run: str, round: int, models: Models) -> Scores:
         """Of several models, the mean over them."""
@@ -76,7 +77,7 @@ class AtSites(Evaluation):
         self._form, self._every, self._seeding = form_of(federation), federation.evaluate.every, seeding
         noise = noise_of(federation)
         self._shows_records = noise is None or BOUNDS[noise.protects].shows_records
-        self.initial = {} if seeding else {MODEL: Workload(federation).initial}
+        self.initial = {} if seeding else {MODEL: initial(federation)}
 
     def now(self, run: str, round: int, models: Models) -> None:
         if round == 0 and self._seeding is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from typing import Any
 
 import grpc
-import numpy as np
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from fl_privacy.config import Federation
 from fl_privacy.deploy.plan import ServerPlan
@@ -18,7 +17,8 @@ from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics, serve as serve_metrics
-from fl_privacy.round.checkpoints import Checkpoints
+from fl_privacy.round.best import Best
+from fl_privacy.round.checkpoints import Arrays, Checkpoints
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
@@ -65,11 +65,12 @@ class Coordinator:
         self.models: Models = self.evaluation.initial
         self.checkpoints = Checkpoints(plan.run_dir / "checkpoints")
         self.done = max(self.checkpoints.rounds(), default=0)
+        self.best, self.early = Best(self.federation.stop), ""
         self.statement = Statement(self.federation, plan, self.layout, self.done)
         key, certificate = load_key(self.keys.key_file), self.keys.certificate_file.read_bytes()
         self.run = RunWriter(plan.run_dir, self.statement.begin(), key, certificate)
         self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate)
-        self.board = Scoreboard(self.run, self.log, read_log(plan.run_dir / METRICS)[0])
+        self.board = Scoreboard(self.run, self.log, read_log(plan.run_dir / METRICS)[0], self.best)
         self._salt = 0
         self._stating = threading.Lock()
 
@@ -97,16 +98,16 @@ class Coordinator:
             self.log("started", run=self.plan.run, round=done + 1, sites=len(present))
             if not done:
                 self._evaluate(0, Outcome(0), 0.0)
-            for round in range(done + 1, self.federation.rounds + 1):
-                self._round(round)
-            self._farewell(self.federation.rounds)
+            self._rounds()
+            self._farewells()
         except BaseException as error:
             self.log("failed", run=self.plan.run, reason=_reason(error))
             self._close("failed")
             raise
         else:
             self._close("completed")
-            self.log("completed", run=self.plan.run)
+            early: dict[str, Any] = {"reason": self.early} if self.early else {}
+            self.log("completed", run=self.plan.run, **early)
         finally:
             try:
                 self.route.finish(self.plan.run)
@@ -114,13 +115,22 @@ class Coordinator:
                 self.log("finish", reason=explain(error))
 
     def _close(self, status: str) -> None:
+        stopped = {"round": self.done, "reason": self.early} if self.early else None
         with self._stating:
-            self.run.close(status, **self.statement.now(self.done))
+            self.run.close(status, **self.statement.now(self.done), best=self.best.to_json(), stopped=stopped)
 
     def stopped(self) -> None:
         """Called from another thread before the process exits: state how far the run came."""
         with self._stating:
             self.run.update(**self.statement.now(self.done))
+
+    def _rounds(self) -> None:
+        """All rounds that are left, or until the metric no longer improves."""
+        while self.done < self.federation.rounds:
+            if early := self.best.over():
+                self.early = early
+                return
+            self._round(self.done + 1)
 
     def _round(self, round: int) -> None:
         """One round, with as many attempts as it needs: combine, record, evaluate, checkpoint."""
@@ -135,18 +145,29 @@ class Coordinator:
         self._evaluate(round, outcome, time.monotonic() - began)
         self._checkpoint(round)
 
-    def _farewell(self, last: int) -> None:
-        """Every site gets the final model, and evaluates it; sites that are away do not fail the run."""
+    def _farewells(self) -> None:
+        """Every site gets the final model, and evaluates it; then the best one, unless it has that already."""
         if not self.federation.route.carries_counts:
             return
+        last, known = self.done, self.best.round
         counts = 0 if self.board.has(last) else self.evaluation.wanted(last, final=True)
-        outcome = Outcome(0)
+        outcome = self._farewell(last + 1, last, counts)
+        self._score(last, outcome or Outcome(0))
+        best = self.best.round
+        if outcome is not None and best is not None and not last == best == known:
+            self._farewell(last + 2, best)
+
+    def _farewell(self, round: int, kept: int, counts: int = 0) -> Outcome | None:
+        """Sites get the model after round `kept` for good; those that are away do not fail the run."""
         try:
-            ask, outcome = self._attempts(last + 1, self.nodes.present(), counts=counts, farewell=last)
+            if kept != self.done:
+                self.models = _models(self.checkpoints.load(kept))
+            ask, outcome = self._attempts(round, self.nodes.present(), counts=counts, farewell=kept)
             self._record(ask, outcome)
         except (FederationError, RoundFailed, grpc.RpcError) as error:
             self.log("farewell-failed", run=self.plan.run, reason=_reason(error))
-        self._score(last, outcome)
+            return None
+        return outcome
 
     def _score(self, round: int, outcome: Outcome) -> None:
         """The line of a round whose counts came, or will never come."""
@@ -158,7 +179,8 @@ class Coordinator:
     def _attempts(self, round: int, cohort: list[str], **wanted: int) -> tuple[Ask, Outcome]:
         """Try a round until it succeeds or the attempts are used up; `wanted` is what it asks besides updates."""
         for number in range(1, self.federation.attempts + 1):
-            ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort, **wanted)
+            terms = {"best": self.best.round or 0, **wanted}
+            ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort, **terms)
             self.log("farewell" if ask.farewell else "round", run=self.plan.run, round=round, attempt=number)
             if not ask.farewell:
                 self.statement.ask(cohort)
@@ -219,15 +241,20 @@ class Coordinator:
     def _checkpoint(self, round: int) -> None:
         moments = {f"{MOMENT}{name}": array for name, array in self.strategy.state().items()}
         with self.metrics.phase("checkpoint"):
-            self.checkpoints.save(round, {**moments, **self.models})
+            self.checkpoints.save(round, {**moments, **self.models}, self.best.round)
         self.done = round
 
-    def _resume(self, saved: dict[str, NDArray[np.float32]]) -> None:
+    def _resume(self, saved: Arrays) -> None:
         # Attempts of the interrupted run may have been released: our names must differ from theirs.
         self._salt = int(time.time()) << 8
         moments = {k.removeprefix(MOMENT): array for k, array in saved.items() if k.startswith(MOMENT)}
-        self.models = {name: array for name, array in saved.items() if not name.startswith(MOMENT)}
+        self.models = _models(saved)
         self.strategy.restore(self.models, moments)
+
+
+def _models(saved: Arrays) -> Models:
+    """The models of a checkpoint."""
+    return {name: array for name, array in saved.items() if not name.startswith(MOMENT)}
 
 
 def _reason(error: BaseException) -> str:

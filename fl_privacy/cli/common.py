@@ -27,6 +27,9 @@ Config = Annotated[Path, typer.Argument(help="The federation's YAML.", show_defa
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its name or its folder.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
+Init = Annotated[
+    Path | None, typer.Option("--init", help="Model to start from: .safetensors or .pt.", show_default=False)
+]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", envvar="FL_PRIVACY_DATA", help="Data folder, for tasks that need one.")
 ]

@@ -11,8 +11,8 @@ import typer
 
 from fl_privacy.errors import FederationError
 
-from .common import Config, DataDir, Json, RunsDir, app, interrupt, out, show
-from .run import print_result, progress, resumable
+from .common import Config, DataDir, Init, Json, RunsDir, app, err, interrupt, out, show
+from .run import print_result, resumable
 
 if TYPE_CHECKING:
     from fl_privacy.deploy.engines.follow import Result
@@ -131,6 +131,7 @@ def train(
     kit: KitPath,
     fresh: Annotated[bool, typer.Option("--new", help="Start a new run even if one is unfinished.")] = False,
     run: Annotated[str | None, typer.Option(help="Name of a new run; default: federation and time.")] = None,
+    init: Init = None,
     copy_to: Annotated[Path | None, typer.Option(help="Folder for a copy of the run.", show_default=False)] = None,
     done: Annotated[Path | None, typer.Option(help="File to write when the command ends.", show_default=False)] = None,
     as_json: Json = False,
@@ -138,12 +139,13 @@ def train(
     """Run a federation across machines from the server's kit; resumes an interrupted run."""
     from fl_privacy.deploy.kits.kit import Folder
     from fl_privacy.deploy.kits.train import train as start
+    from fl_privacy.deploy.running import progress
 
     signal.signal(signal.SIGTERM, interrupt)
     try:
         folder = Folder.open(kit)
-        with resumable(), progress(folder.federation, as_json) as view:
-            result = start(folder, fresh, run, view)
+        with resumable(), progress(folder.federation, err if as_json else out) as view:
+            result = start(folder, fresh, run, view, init)
         if as_json:
             print(result.to_json(), flush=True)
         elif result.status == "completed":

@@ -17,12 +17,10 @@ from rich.table import Table
 
 from fl_privacy.errors import FederationError, Interrupted
 
-from .common import INTERRUPTED, Config, DataDir, Json, RunsDir, app, err, interrupt, out, say
+from .common import INTERRUPTED, Config, DataDir, Init, Json, RunsDir, app, err, interrupt, out, say
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
-    from fl_privacy.deploy.engines.follow import Result
-    from fl_privacy.ops.view import View
     from fl_privacy.theory.budget import Tier
 
 
@@ -45,67 +43,23 @@ def up(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Resume this run; CONFIG may add rounds or a longer deadline.")
     ] = None,
+    init: Init = None,
     as_json: Json = False,
 ) -> None:
     """Run a federation: shows live progress, then the run's folder."""
     from fl_privacy.config import Federation
-    from fl_privacy.deploy.engines.resume import Earlier, Start
+    from fl_privacy.deploy.running import run
 
-    earlier = Earlier.find(resume, runs_dir) if resume else None
-    if config is not None:
-        federation = Federation.load(config)
-    elif earlier is not None:
-        federation = earlier.federation()
-    else:
-        raise FederationError("config: missing; give the federation's YAML, or --resume RUN")
-    run_dir, start = (earlier.run_dir, earlier.start) if earlier else (None, Start())
-    chosen = engine or Engine(start.engine)
+    federation = Federation.load(config).starting_from(init) if config else None
     signal.signal(signal.SIGTERM, interrupt)
-    where = (runs_dir, data_dir or start.data_dir, run_dir, as_json)
     with resumable():
-        if chosen is Engine.compose:
-            result = _in_containers(federation, *where)
-        else:
-            result = _in_processes(federation, chosen, *where)
+        result = run(federation, engine and str(engine), runs_dir, data_dir, resume, err if as_json else out)
     if as_json:
         print(result.to_json(), flush=True)
     elif result.status == "completed":
         print_result(result)
     if result.status != "completed":
         raise FederationError(f"run {result.run} failed: {result.reason} (logs: {result.path}/logs)")
-
-
-def _in_processes(
-    federation: Federation, engine: Engine, runs_dir: Path, data_dir: Path | None, resume: Path | None, as_json: bool
-) -> Result:
-    from fl_privacy.deploy.engines.engine import up as start
-
-    with progress(federation, as_json) as view:
-        return start(federation, str(engine), runs_dir, data_dir, resume, view)
-
-
-def progress(federation: Federation, as_json: bool) -> View:
-    """The live view of a run."""
-    from fl_privacy.deploy.parties import serving
-    from fl_privacy.ops.view import View
-
-    first = next((name for _, name in serving(federation, "middleware")), "")
-    return View(federation.rounds, federation.cohort, first, err if as_json else out)
-
-
-def _in_containers(
-    federation: Federation, runs_dir: Path, data_dir: Path | None, resume: Path | None, as_json: bool
-) -> Result:
-    from fl_privacy.deploy.engines.containers import up as start
-
-    console = err if as_json else out
-
-    def report(line: str) -> None:
-        if line.startswith(("round", "error")):
-            say(line, console)
-
-    with console.status("starting the containers"):
-        return start(federation, runs_dir, data_dir, report, resume)
 
 
 @contextmanager
@@ -130,6 +84,8 @@ def print_result(result: Any) -> None:
     path = os.path.relpath(result.path)
     for row in result.ledgers:
         say(f"ledger {row['site']}: {ledgers.line(row)}")
+    if result.reason:
+        say(f"stopped early: {result.reason}")
     say(f"\nfinal {score(vars(result))} after {result.rounds} rounds in {result.seconds:.1f} s")
     say(f"the run is in  {path}\ntry next       {_program()} transcript verify {path}")
 

@@ -35,7 +35,9 @@ class Change:
         first, *rest = self.field.split(".")
         if self.field in GROWING:
             return bool(self.new > self.old)
-        return first == "hosts" or (first == "sites" and len(rest) == 2 and rest[1] in PLACES)
+        return (
+            first == "hosts" or self.field == "init.file" or (first == "sites" and len(rest) == 2 and rest[1] in PLACES)
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {"field": self.field, "old": self.old, "new": self.new}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +25,8 @@ from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.combine.rules import RULES, FedAvg, Rule
 from fl_privacy.config.checks import problems
 from fl_privacy.config.evaluate import Evaluate, short
+from fl_privacy.config.pinned import Pinned, beside
+from fl_privacy.config.stop import Stop
 from fl_privacy.config.task import Task, located
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.errors import ConfigError
@@ -89,6 +92,11 @@ class Federation(Model):
     sites: tuple[Site, ...] = Field(description="a count, a count with shared settings, or a list of sites")
     task: Task = Task()
     rounds: int = Field(5, ge=1, le=100_000)
+    stop: Stop = Stop()
+    init: Pinned | None = Field(
+        None,
+        description="a model file to start from: safetensors or a PyTorch state dict; default: made from the seed",
+    )
     cohort: int = Field(0, ge=0, validate_default=True, description="sites per round; default (0): all")
     quorum: int = Field(
         0, ge=0, validate_default=True, description="fewest updates that complete a round; default (0): cohort"
@@ -163,7 +171,16 @@ class Federation(Model):
     @classmethod
     def parse(cls, text: str, source: str = "config", folder: Path = Path()) -> Federation:
         """Validate YAML text; its paths are relative to `folder`."""
-        return validated(cls, located(mapping(text, source), folder), source)
+        return cls.of(mapping(text, source), source, folder)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], source: str = "config", folder: Path = Path()) -> Federation:
+        """Validate keys and values as they are written in YAML."""
+        return validated(cls, located(beside(values, folder, "init"), folder), source)
+
+    def starting_from(self, model: Path | None) -> Federation:
+        """The federation with this file as its initial model, if one is given."""
+        return self if model is None else self.model_copy(update={"init": Pinned.of(model, "init")})
 
     def to_yaml(self) -> str:
         """The whole federation with defaults and the task's code filled in, as every process of a run reads it."""
@@ -171,8 +188,9 @@ class Federation(Model):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what all parties must agree on; excludes each site's data folder, device and policy."""
+        """SHA-256 of what all parties must agree on; excludes paths, and each site's device and policy."""
         values = self.model_dump(mode="json", exclude={"hosts": True, "task": {"code", "source"}})
+        values["init"] = self.init and self.init.sha256
         agreed = {"name", "epsilon", "epsilon_total"}
         values["sites"] = [site.model_dump(include=agreed) for site in self.sites]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -239,8 +257,9 @@ _Dumper.add_representer(str, _text)
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a federation, with the short forms of `sites`."""
+    """The JSON schema of a federation, with the short forms of `sites` and `init`."""
     made = Federation.model_json_schema()
+    made["properties"]["init"]["anyOf"].insert(0, {"type": "string"})
     made["properties"]["sites"] = {
         "anyOf": [
             {"type": "integer", "minimum": 1, "maximum": MAX_SITES},

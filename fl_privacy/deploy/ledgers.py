@@ -18,6 +18,12 @@ def folder(federation: Federation, runs_dir: Path) -> Path:
     return runs_dir / "sites" / federation.name
 
 
+def reports(federation: Federation, states: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Of the sites whose own folder is on this machine and has a ledger."""
+    there = {name: state for name, state in states.items() if (state / LEDGER).is_file()}
+    return [found for name, state in there.items() if (found := report(federation, name, state))]
+
+
 def report(federation: Federation, site: str, state: Path) -> dict[str, Any] | None:
     """From the ledger in a site's own folder; None in a federation without budgets."""
     if federation.unit is None:

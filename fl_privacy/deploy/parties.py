@@ -29,6 +29,11 @@ def serving(federation: Federation, *services: str) -> list[tuple[str, str]]:
     return [party for party in parties(federation) if ROLES[party[0]].serves in services]
 
 
+def starter(federation: Federation) -> tuple[str, str]:
+    """The party that gives the federation its initial model: the evaluator where there is one, or the server."""
+    return next(iter(serving(federation, "evaluator")), ("server", "server"))
+
+
 def dialled(federation: Federation, role: Role, service: str) -> tuple[Address, ...]:
     """Where a party of this role finds those that give a service; nowhere if it does not dial them."""
     if federation.hosts is None or service not in role.dials:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 WIDTH = 0.8
@@ -72,6 +75,21 @@ def curves(path: Path, title: str, x_label: str, y_label: str, found: Sequence[C
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     _save(figure, axes, path)
+
+
+def side_by_side(title: str, x_label: str, found: Sequence[Curve]) -> Figure:
+    """One panel per curve, each with its own scale, as a figure that a notebook shows."""
+    from matplotlib import pyplot
+
+    count = max(1, len(found))
+    figure, panels = pyplot.subplots(1, count, figsize=(min(4 * count, 12), 3.2), layout="constrained", squeeze=False)
+    pyplot.close(figure)  # otherwise a notebook shows it twice: when it is made and when it is returned
+    for i, (axes, curve) in enumerate(zip(panels[0], found, strict=False)):
+        axes.plot(curve.x, curve.y, "o-", color=COLOURS[i % len(COLOURS)], markersize=4)
+        axes.set(title=curve.title, xlabel=x_label)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=10)
+    return figure
 
 
 def _canvas(title: str, width: float) -> tuple[Any, Any]:

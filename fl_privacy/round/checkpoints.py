@@ -27,14 +27,14 @@ class CheckpointError(FederationError):
 
 
 class Checkpoints:
-    """Named arrays by round; the last two are kept."""
+    """Named arrays by round; the last two are kept, and the best one where it is known."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def save(self, round: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Durable when it returns."""
-        path = self._path(round)
+    def save(self, round: int, arrays: Mapping[str, NDArray[Any]], best: int | None = None) -> None:
+        """Durable when it returns. Of older rounds, only `best` is kept."""
+        path = self.path(round)
         part = path.with_name(path.name + PART)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -44,15 +44,16 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(f"checkpoint {path}: {error.strerror or error}; free some disk space") from None
         for old in self.rounds()[:-KEPT]:
-            self._path(old).unlink(missing_ok=True)
+            if old != best:
+                self.path(old).unlink(missing_ok=True)
 
     def load(self, round: int) -> Arrays:
         try:
-            arrays: Arrays = load_file(self._path(round))
+            arrays: Arrays = load_file(self.path(round))
         except FileNotFoundError:
             raise CheckpointError(f"checkpoint: none after round {round} in {self._folder}") from None
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"checkpoint {self._path(round)}: {error}; delete it to go back a round") from None
+            raise CheckpointError(f"checkpoint {self.path(round)}: {error}; delete it to go back a round") from None
         return {name: array for name, array in arrays.items() if name != EMPTY}
 
     def rounds(self) -> list[int]:
@@ -60,5 +61,5 @@ class Checkpoints:
         found = [_FILE.match(path.name) for path in self._folder.iterdir()] if self._folder.is_dir() else []
         return sorted(int(match[1]) for match in found if match)
 
-    def _path(self, round: int) -> Path:
+    def path(self, round: int) -> Path:
         return self._folder / f"round-{round:06d}.safetensors"

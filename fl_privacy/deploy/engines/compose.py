@@ -44,6 +44,7 @@ def document(federation: Federation, config: Path, image: str, run: str, data: P
         "network_mode": "none",
         "healthcheck": {"disable": True},
         "volumes": [f"{config}:/federation.yaml:ro", "pki:/pki", "done:/done"]
+        + [f"{pinned.file}:{pinned.file}:ro" for pinned in [federation.init] if pinned]
         + [f"{volume}:/kits/{name}" for name, volume in kits.items()],
     }
     volumes: dict[str, None] = dict.fromkeys(["pki", "done", "runs", *kits.values()])
@@ -52,12 +53,13 @@ def document(federation: Federation, config: Path, image: str, run: str, data: P
 
 
 def located(federation: Federation) -> Federation:
-    """The federation with absolute paths for the sites' data and policies, which containers mount at the same place."""
+    """The federation with absolute paths, which containers mount at the same place."""
     sites = []
     for site in federation.sites:
         paths = {"data": site.data, "policy": site.policy}
         sites.append(site.model_copy(update={key: path.resolve() for key, path in paths.items() if path}))
-    return federation.model_copy(update={"sites": tuple(sites)})
+    init = federation.init and federation.init.model_copy(update={"file": federation.init.file.resolve()})
+    return federation.model_copy(update={"sites": tuple(sites), "init": init})
 
 
 def _service(federation: Federation, role: str, name: str, image: str, run: str, data: list[str]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.plan import new_run_name
 from fl_privacy.deploy.preflight.checks import find_data
 from fl_privacy.errors import Interrupted, LaunchError
+from fl_privacy.models.initial import check as check_init
 from fl_privacy.roles import ROLES
 
 IMAGE = "fl-privacy:{torch}"
@@ -114,6 +115,7 @@ def up(
     An interrupted run is on the server's volume, where `train` checks whether this config may resume it.
     """
     began = time.monotonic()
+    check_init(federation)
     find_data(federation, data_dir)
     runs_dir, run = (resume.parent, resume.name) if resume else (runs_dir, new_run_name(federation))
     project = Project(federation, run, runs_dir, data_dir)

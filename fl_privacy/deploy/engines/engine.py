@@ -16,6 +16,7 @@ from fl_privacy.deploy.engines.workspace import Workspace
 from fl_privacy.deploy.plan import new_run_name
 from fl_privacy.deploy.preflight.checks import disk, find_data
 from fl_privacy.errors import Interrupted, LaunchError
+from fl_privacy.models.initial import check as check_init
 
 ENGINES: dict[str, Callable[[Workspace], tuple[Any, int]]] = {"local": local.start, "simulation": simulation.start}
 
@@ -64,6 +65,7 @@ def _check_here(federation: Federation, runs_dir: Path, data_dir: Path | None) -
     room = disk(runs_dir)
     if not room.ok:
         raise LaunchError(f"disk: {room.detail}; {room.fix}")
+    check_init(federation)
     find_data(federation, data_dir)
     for name in federation.site_names:
         ledgers.check_unit(federation, name, ledgers.folder(federation, runs_dir) / name)
@@ -71,5 +73,5 @@ def _check_here(federation: Federation, runs_dir: Path, data_dir: Path | None) -
 
 def _ledgers(workspace: Workspace) -> list[dict[str, Any]]:
     """What every site on this machine has spent, over all runs."""
-    federation, folder = workspace.federation, workspace.sites
-    return [found for name in federation.site_names if (found := ledgers.report(federation, name, folder / name))]
+    states = {name: workspace.sites / name for name in workspace.federation.site_names}
+    return ledgers.reports(workspace.federation, states)

@@ -61,6 +61,7 @@ class Workspace:
         try:
             self.private.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.private.chmod(0o700)
+            self._keep_init()
             self.config.write_text(self.federation.to_yaml())
             pki = self.runs_dir / "pki"
             authority = Authority.open(pki)
@@ -76,6 +77,12 @@ class Workspace:
         if os.geteuid() == 0:
             for folder in (self.private, pki, self.sites):
                 _give(folder, PRIVATE_UID)
+
+    def _keep_init(self) -> None:
+        """The run's own copy of the file that it starts from: a resumed run needs it too."""
+        if self.federation.init is not None:
+            init = self.federation.init.placed(self.private, "init")
+            self.federation = self.federation.model_copy(update={"init": init})
 
     def keys(self, role: str, name: str) -> Keyring:
         return Keyring(self.private / (f"sites/{name}" if ROLES[role].has_node else name))

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_privacy.addresses import host_of, parse, port_of, show
-from fl_privacy.config import Address, Federation, Hosts
+from fl_privacy.config import Address, Federation, Hosts, Pinned
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.kits import kit_files
 from fl_privacy.deploy.kits.kit import Folder, Kit, read_kit, write_kit
-from fl_privacy.deploy.parties import dialled, parties
+from fl_privacy.deploy.parties import dialled, parties, starter
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.files import write_secret
 from fl_privacy.identity.anchor import Anchor
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import Authority, install_crl
+from fl_privacy.models.initial import check as check_init
 from fl_privacy.roles import ROLES
 from fl_privacy.tasks import accepted
 
@@ -51,6 +52,7 @@ def provision(
     signer = authority if sign and isinstance(authority, Authority) else None
     if sign and signer is None:
         raise ConfigError("sign: needs --pki, the authority's folder with its key; make one with fl-privacy pki init")
+    check_init(federation)
     wanted = roles or parties(federation)
     chosen, made = choices or Choices(), []
     try:
@@ -62,7 +64,7 @@ def provision(
         for role, name in wanted:
             folder = out / name
             kit = _with_own(folder, _kit(federation, federation.hosts, role, name, chosen))
-            _write(folder, kit, federation)
+            _write(folder, kit, _with_init(folder, federation, (role, name) == starter(federation)))
             if ROLES[role].secret:
                 write_secret(folder / "secret", secret)
             if authority is not None:
@@ -133,6 +135,17 @@ def _write(folder: Path, kit: Kit, federation: Federation) -> None:
     (folder / "federation.yaml").write_text(federation.to_yaml())
     (folder / "README.md").write_text(kit_files.readme(kit))
     kit_files.write(Folder(folder, kit, federation))
+
+
+def _with_init(folder: Path, federation: Federation, starts: bool) -> Federation:
+    """The federation as a kit has it: the initial model lies in the kit of the party that starts from it."""
+    if federation.init is None:
+        return federation
+    folder.mkdir(exist_ok=True, mode=0o700)
+    if starts:
+        federation.init.placed(folder, "init")
+    own = Pinned(file=Path(f"init{federation.init.file.suffix}"), sha256=federation.init.sha256)
+    return federation.model_copy(update={"init": own})
 
 
 def _shared_secret(out: Path, wanted: list[tuple[str, str]]) -> bytes:

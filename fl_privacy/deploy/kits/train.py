@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fl_privacy.config import Pinned
 from fl_privacy.config.changes import accepted
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.commands import LOOPBACK, START, Ports, processes
@@ -15,11 +16,13 @@ from fl_privacy.deploy.engines.follow import Result, follow
 from fl_privacy.deploy.flower import Unanswered
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.serve import Supervisor, Watched, alone, check_own, prepare
+from fl_privacy.deploy.parties import starter
 from fl_privacy.deploy.plan import ServerPlan, new_run_name
 from fl_privacy.deploy.preflight.checks import disk
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import ConfigError, Interrupted, LaunchError
 from fl_privacy.files import write_public
+from fl_privacy.models.initial import check as check_init
 from fl_privacy.ops.log import Log
 from fl_privacy.transcript.run import MANIFEST, anchor, load_manifest
 
@@ -30,7 +33,11 @@ OFTEN = 8.0  # seconds of pause before a restart: the process has exited three t
 
 
 def train(
-    folder: Folder, fresh: bool = False, name: str | None = None, watch: Callable[[Path], None] = lambda run_dir: None
+    folder: Folder,
+    fresh: bool = False,
+    name: str | None = None,
+    watch: Callable[[Path], None] = lambda run_dir: None,
+    init: Path | None = None,
 ) -> Result:
     """Resume the interrupted run, or start one, and follow it to its end."""
     if not folder.role.starts_runs:
@@ -39,8 +46,25 @@ def train(
     if not (folder.path / "secret").is_file():
         raise LaunchError(f"kit {folder.path}: secret is missing; copy it from the superlink's kit")
     with alone(folder):
+        _place_init(folder, init)
         prepare(folder)
         return _train(folder, _run_name(folder, fresh, name), watch)
+
+
+def _place_init(folder: Folder, given: Path | None) -> None:
+    """The pinned initial model must lie in the kit of the party that starts from it; `given` puts it there."""
+    pinned, (_, name) = folder.federation.init, starter(folder.federation)
+    if given is not None and pinned is None:
+        fix = f"add init: {given.name} to its config and run fl-privacy provision again"
+        raise ConfigError(f"init: the sites agreed on a federation that starts from its seed; {fix}")
+    if given is not None and name != folder.kit.name:
+        raise ConfigError(f"init: the {name} starts this federation, not the server; put the file into its kit")
+    if given is not None and pinned is not None:
+        own = Pinned(file=given, sha256=pinned.sha256)
+        own.check("init")
+        own.placed(folder.path, "init")
+    if name == folder.kit.name:
+        check_init(folder.federation)
 
 
 def _run_name(folder: Folder, fresh: bool, name: str | None) -> str:

@@ -1,0 +1,147 @@
+"""A model's card: what it was trained on, what that cost in privacy, and which attacks were run. Totals are rounded."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fl_privacy import __version__
+from fl_privacy.deploy import ledgers
+from fl_privacy.errors import FederationError
+from fl_privacy.export.source import Found
+from fl_privacy.report.markdown import number, table
+from fl_privacy.transcript.files import canonical, file_sha256, parse_object, read_bounded, sha256
+from fl_privacy.transcript.run import MANIFEST
+
+FORMAT = 1
+METRICS = ("loss", "accuracy", "rmse")
+NOTHING_HERE = "not known here"
+
+
+def facts(found: Found) -> dict[str, Any]:
+    """The card as JSON; it is also inside the model file. None stands for what is not known here."""
+    federation, task = found.federation, found.federation.task.model_dump(mode="json")
+    return {
+        "format": FORMAT,
+        "made_with": f"fl-privacy {__version__}",
+        "run": found.name,
+        "run_digest": file_sha256(found.run.path / MANIFEST) if found.run else None,
+        "federation": federation.name,
+        "federation_digest": federation.digest,
+        "round": found.round,
+        "rounds": found.rounds,
+        "parameters": found.layout.size,
+        "layout_digest": found.layout.digest,
+        "layout": found.layout.to_json(),
+        "task": task,
+        "task_digest": sha256(canonical(task)),
+        "init": federation.init and federation.init.sha256,
+        "sites": len(federation.sites),
+        "records": rounded(found.metrics.get("records")),
+        "metrics": {name: value for name in METRICS if (value := found.metrics.get(name)) is not None},
+        "privatise": federation.privatise.kind,
+        "route": federation.route.kind,
+        "reproducible": federation.reproducible,
+        "spent": _spent(found),
+        "attacks": list(_attacks(found.run.path)) if found.run else None,
+    }
+
+
+def rounded(total: Any) -> int | None:
+    """A total to two significant digits: an exact one would tell how much a single record or site adds."""
+    if not isinstance(total, int | float) or isinstance(total, bool) or not math.isfinite(total) or total < 1:
+        return None
+    return int(round(total, 1 - math.floor(math.log10(total))))
+
+
+def _spent(found: Found) -> list[dict[str, Any]] | None:
+    """Per site, from the ledgers on this machine; an empty list if nothing is ever charged."""
+    if found.federation.unit is None:
+        return []
+    keys = ("site", "spent", "delta", "unit", "adjacency", "charges")
+    try:
+        reports = ledgers.reports(found.federation, found.states)
+    except FederationError:
+        return None
+    return [{key: row[key] for key in keys} for row in reports] or None
+
+
+def _attacks(run: Path) -> Iterator[dict[str, Any]]:
+    """The scores in a run's folder `attacks`."""
+    for path in sorted((run / "attacks").glob("*.json")):
+        scored = parse_object(read_bounded(path), str(path))
+        measures, observers = scored.get("measures"), scored.get("observers")
+        if isinstance(measures, dict) and isinstance(observers, list):
+            kept = {str(name): _measure(value) for name, value in measures.items() if isinstance(value, dict)}
+            yield {"attack": path.stem.partition(".")[0], "observers": [str(o) for o in observers], "measures": kept}
+
+
+def _measure(value: dict[str, Any]) -> dict[str, float | None]:
+    found = {key: value.get(key) for key in ("value", "half_interval", "chance")}
+    return {key: one if isinstance(one, int | float) else None for key, one in found.items()}
+
+
+def to_json(card: dict[str, Any]) -> str:
+    return json.dumps(card, allow_nan=False)
+
+
+def to_markdown(card: dict[str, Any], title: str) -> str:
+    """The card for people."""
+    parts = [f"# {title}", _summary(card), "## Trained on", _trained(card), "## Privacy", _privacy(card)]
+    parts += ["## Attacks", _attacked(card), "## Model", _model(card)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(card: dict[str, Any]) -> str:
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in card["metrics"].items())
+    text = f"The model after round {card['round']} of {card['rounds']} of the run `{card['run']}`"
+    return f"{text}{f': {scores} on held-out records' if scores else ''}. Made with {card['made_with']}."
+
+
+def _trained(card: dict[str, Any]) -> str:
+    about = f", with about {card['records']:,} held-out records together" if card["records"] else ""
+    start = f"a model file with SHA-256 `{card['init']}`" if card["init"] else "a seed"
+    task = "\n".join(f"- {key}: `{json.dumps(value)}`" for key, value in card["task"].items())
+    return f"{card['sites']} sites{about}, starting from {start}. The task:\n\n{task}"
+
+
+def _privacy(card: dict[str, Any]) -> str:
+    way = f"Updates travelled by route `{card['route']}`."
+    if card["reproducible"]:
+        way += " The run was reproducible: noise and keys came from a public seed, so none of it protects anyone."
+    if card["spent"] == []:
+        return f"{way} No noise was added: there is no differential privacy guarantee."
+    if card["spent"] is None:
+        return f"{way} Noise was added (`{card['privatise']}`); what each site has spent is in its own ledger."
+    said = f"{way} Noise: `{card['privatise']}`. Spent by each site over all its runs, from its own ledger:"
+    header = ("site", "epsilon", "delta", "unit", "adjacency", "charges")
+    return f"{said}\n\n{table(header, [_row(row) for row in card['spent']])}"
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    terms = (row["unit"], row["adjacency"], row["charges"])
+    return [row["site"], number(row["spent"]), f"{row['delta']:g}", *map(str, terms)]
+
+
+def _attacked(card: dict[str, Any]) -> str:
+    if card["attacks"] is None:
+        return f"Attacks on the run are {NOTHING_HERE}; the server's run folder has them."
+    if not card["attacks"]:
+        return "None was run on this run's records, which says nothing about what an attack would find."
+    rows = [
+        [one["attack"], ", ".join(one["observers"]), name, *map(number, measure.values())]
+        for one in card["attacks"]
+        for name, measure in one["measures"].items()
+    ]
+    return table(("attack", "seen by", "measure", "value", "±", "chance"), rows)
+
+
+def _model(card: dict[str, Any]) -> str:
+    digests = {"run": card["run_digest"], "federation": card["federation_digest"]}
+    digests |= {"task": card["task_digest"], "layout": card["layout_digest"]}
+    listed = table(("digest", "SHA-256"), [[name, value or NOTHING_HERE] for name, value in digests.items()])
+    shapes = [[name, "x".join(map(str, shape)) or "scalar"] for name, shape in card["layout"]]
+    return f"{card['parameters']:,} parameters.\n\n{listed}\n\n{table(('tensor', 'shape'), shapes)}"

@@ -1,0 +1,53 @@
+"""The model that a federation starts from: made from its seed, or a file that its config pins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fl_privacy import vector
+from fl_privacy.errors import ConfigError
+from fl_privacy.vector import Layout, Vector
+
+if TYPE_CHECKING:
+    from fl_privacy.config import Federation
+
+SHOWN = 5  # differences in an error message
+
+
+def initial(federation: Federation) -> Vector:
+    """The first model. A file must be the pinned one, finite, and of the layout of the federation's model."""
+    from fl_privacy.models import formats  # torch, which `check` may not need
+    from fl_privacy.tasks.workload import model_of
+
+    seeded, layout = vector.flatten(model_of(federation))
+    if federation.init is None:
+        return seeded
+    path = federation.init.check("init")
+    found, given = vector.flatten(formats.read(path))
+    if differing := differences(layout, given):
+        more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+        what = "; ".join(differing[:SHOWN])
+        raise ConfigError(f"init {path}: is not of this federation's layout: {what}{more}; use a model of its task")
+    parts = vector.unflatten(found, given)
+    ordered = np.concatenate([parts[name].reshape(-1) for name in layout.slices] or [seeded])
+    if not np.isfinite(ordered).all():
+        raise ConfigError(f"init {path}: has values that are not finite; use another model")
+    return ordered
+
+
+def check(federation: Federation) -> None:
+    """Refuse an unsuitable file before anything is started."""
+    if federation.init is not None:
+        initial(federation)
+
+
+def differences(wanted: Layout, found: Layout) -> list[str]:
+    """In which tensors a layout is not the wanted one; their order does not matter."""
+    ours = {entry.name: entry.shape for entry in wanted.entries}
+    theirs = {entry.name: entry.shape for entry in found.entries}
+    missing = [f"{name} {shape} is missing" for name, shape in ours.items() if name not in theirs]
+    extra = [f"{name} {shape} is not in the model" for name, shape in theirs.items() if name not in ours]
+    both = [(name, shape, theirs[name]) for name, shape in ours.items() if name in theirs]
+    return [*(f"{name} is {its}, not {shape}" for name, shape, its in both if its != shape), *missing, *extra]

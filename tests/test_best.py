@@ -1,0 +1,73 @@
+"""Early stopping and the best round."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from fl_privacy.config import Stop
+from fl_privacy.errors import FederationError
+from fl_privacy.round.best import Best
+
+LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan) | st.just(math.inf), min_size=1, max_size=30)
+
+
+def played(stop: Stop, values: list[float]) -> tuple[Best, int]:
+    """What a run of these metrics comes to: the best round, and after how many rounds it ends."""
+    best = Best(stop)
+    best.see(0, {stop.metric: values[0]})
+    for round, value in enumerate(values, start=1):
+        best.see(round, {stop.metric: value})
+        if best.over(round):
+            return best, round
+    return best, len(values)
+
+
+@given(values=LOSSES)
+def test_the_best_round_has_the_least_loss_and_is_the_first_of_equals(values: list[float]) -> None:
+    best, _ = played(Stop(), values)
+    finite = [value for value in values if math.isfinite(value)]
+    assert best.round == (values.index(min(finite)) + 1 if finite else None)
+
+
+@given(values=LOSSES, patience=st.integers(1, 5), min_delta=st.floats(0, 2))
+def test_a_run_ends_exactly_when_patience_rounds_were_no_better(
+    values: list[float], patience: int, min_delta: float
+) -> None:
+    best, ended = played(Stop(patience=patience, min_delta=min_delta), values)
+    since = ended - (best.round or 0)
+    assert since == patience if best.over(ended) else (since < patience and ended == len(values))
+    if best.round:
+        later = [value for value in values[best.round : ended] if math.isfinite(value)]
+        assert not any(values[best.round - 1] - value > min_delta for value in later)
+
+
+def test_a_higher_accuracy_is_better() -> None:
+    best, ended = played(Stop(metric="accuracy", patience=2), [0.1, 0.5, 0.4, 0.5, 0.9])
+    assert (best.round, ended) == (2, 4)
+    assert best.over(4) == "accuracy has not improved since round 2, and stop.patience is 2"
+    assert best.to_json() == {"round": 2, "metric": "accuracy", "value": 0.5}
+
+
+def test_without_patience_a_run_never_ends_early() -> None:
+    best, ended = played(Stop(), [1.0] + [2.0] * 50)
+    assert (best.round, ended) == (1, 51)
+
+
+def test_a_resumed_run_recalls_what_an_unbroken_one_saw() -> None:
+    stop = Stop(patience=3)
+    rows: list[dict[str, Any]] = [{"round": 0, "loss": 3.0}, {"round": 1, "loss": 2.0}, {"round": 2, "loss": 0.5}]
+    rows += [{"round": 2, "loss": 2.5}, {"round": 3, "loss": None}, {"round": 4, "loss": 0.1}]
+    best = Best(stop)
+    best.recall(rows, done=3)  # round 2 was played twice, round 3 diverged, round 4 has no checkpoint
+    assert best.round == 1
+    assert not best.over(3)
+    assert best.over(4)
+
+
+def test_a_metric_that_is_not_measured_is_refused_with_those_that_are() -> None:
+    with pytest.raises(FederationError, match=r"stop.metric: 'accuracy' is not measured here; use one of loss, rmse$"):
+        Best(Stop(metric="accuracy")).see(0, {"loss": 0.5, "rmse": 0.1, "accuracy": None})

@@ -1,0 +1,109 @@
+"""Models and start kits: a site exports what it received; the initial model lies where the federation starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import kits
+from fl_privacy import vector
+from fl_privacy.config import Federation
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.provision import provision
+from fl_privacy.deploy.kits.train import train
+from fl_privacy.errors import ConfigError, FederationError
+from fl_privacy.export.card import facts
+from fl_privacy.export.source import locate
+from fl_privacy.export.write import module
+from fl_privacy.identity.pki import Authority
+from fl_privacy.models import keep
+from fl_privacy.models.initial import initial
+from fl_privacy.tasks.workload import layout_of, model_of
+
+SHARDS = {
+    "route": {"kind": "shards", "aggregators": 2},
+    "hosts": {"superlink": "a:1", "aggregators": ["b:1", "c:1"], "evaluator": "d:1"},
+}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.open(tmp_path_factory.mktemp("pki"))
+
+
+def random_model(federation: Federation, seed: int) -> vector.Vector:
+    return np.random.default_rng(seed).normal(size=layout_of(federation).size).astype(np.float32)
+
+
+def test_a_site_exports_the_models_that_it_received(tmp_path: Path) -> None:
+    federation = kits.federation()
+    provision(federation, tmp_path)
+    state, layout = tmp_path / "site-0" / "state" / "models", layout_of(federation)
+    for run, rounds in (("old", (5, 5)), ("new", (9, 7))):
+        for which, round in zip(("last", "best"), rounds, strict=True):
+            keep(state, run, which, round, random_model(federation, round), layout, {"loss": 1 / round})
+    found = locate(tmp_path / "site-0")
+    assert (found.name, found.round, found.rounds, found.site) == ("new", 9, 9, "site-0")
+    np.testing.assert_array_equal(vector.flatten(module(found))[0], random_model(federation, 9))
+    assert locate(tmp_path / "site-0", "best").round == locate(tmp_path / "site-0", "7").round == 7
+    assert locate(tmp_path / "site-0", run="old").round == 5
+    card = facts(found)
+    assert (card["run_digest"], card["attacks"], card["spent"]) == (None, None, [])
+    assert card["metrics"] == {"loss": 1 / 9}
+    for round, run, said in (("8", None, "there: last is round 9, best is round 7"), ("last", "gone", "old")):
+        with pytest.raises(FederationError, match=said):
+            locate(tmp_path / "site-0", round, run)
+
+
+def test_kits_without_a_model_say_so(tmp_path: Path) -> None:
+    provision(kits.federation(), tmp_path)
+    for kit, said in (("shuffler", "a shuffler keeps no model"), ("site-1", "any run yet"), ("server", "any run yet")):
+        with pytest.raises(FederationError, match=said):
+            locate(tmp_path / kit)
+    with pytest.raises(FederationError, match="leave --run out"):
+        locate(tmp_path / "nowhere", run="x")
+
+
+@pytest.mark.parametrize(("changes", "starter"), [({}, "server"), (SHARDS, "evaluator")])
+def test_the_initial_model_is_in_the_kit_of_the_party_that_starts_from_it(
+    tmp_path: Path, changes: dict[str, object], starter: str
+) -> None:
+    plain = kits.federation(**changes)
+    torch.save(model_of(plain).state_dict(), tmp_path / "first.pt")
+    provision(plain.starting_from(tmp_path / "first.pt"), tmp_path / "kits")
+    (tmp_path / "first.pt").unlink()
+    assert [path.parent.name for path in (tmp_path / "kits").glob("*/init.pt")] == [starter]
+    found = [Folder.open(kit).federation for kit in (tmp_path / "kits").iterdir()]
+    assert len({one.digest for one in found}) == 1
+    assert found[0].digest != plain.digest
+    initial(Folder.open(tmp_path / "kits" / starter).own_federation)
+
+
+def test_a_run_of_kits_starts_only_from_the_file_that_all_agreed_on(tmp_path: Path, authority: Authority) -> None:
+    plain = kits.federation()
+    for name in ("first.pt", "other.pt"):
+        torch.save({k: torch.randn_like(v) for k, v in model_of(plain).state_dict().items()}, tmp_path / name)
+    provision(plain, tmp_path / "plain", authority, sign=True)
+    provision(plain.starting_from(tmp_path / "first.pt"), tmp_path / "kits", authority, sign=True)
+    provision(kits.federation(**SHARDS).starting_from(tmp_path / "first.pt"), tmp_path / "cut", authority, sign=True)
+    for folder, said in (
+        ("plain", r"add init: other\.pt to its config"),
+        ("kits", "but the federation agreed on"),
+        ("cut", "the evaluator starts this federation"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            train(Folder.open(tmp_path / folder / "server"), init=tmp_path / "other.pt")
+        assert not (tmp_path / folder / "server" / "runs").exists()
+    (tmp_path / "kits" / "server" / "init.pt").unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        train(Folder.open(tmp_path / "kits" / "server"))
+
+
+def test_a_model_of_another_layout_is_refused_by_provision(tmp_path: Path) -> None:
+    torch.save({"fc1.weight": torch.zeros(2)}, tmp_path / "first.pt")
+    with pytest.raises(ConfigError, match=r"fc1\.weight is \(2,\), not \(64, 64\)"):
+        provision(kits.federation().starting_from(tmp_path / "first.pt"), tmp_path / "kits")
+    assert not (tmp_path / "kits").exists()
