@@ -116,8 +116,8 @@ def up(
 ) -> Run:
     """Run a federation, given as a YAML file, a dict or a `Federation`, to its end.
 
-    Prints its progress unless `quiet`. An interrupt stops all its processes; `resume` (a run's name or folder) continues
-    the run, and needs no config.
+    Prints its progress unless `quiet`. An interrupt stops all its processes. With `resume` (a run's name or folder) an
+    interrupted run continues, which needs no config.
     """
     from fl_privacy.deploy.running import run
 

@@ -71,7 +71,7 @@ _TABLE = (
          dials=("middleware",), networks=(CORE,), data=True, records="views", outcomes=("evaluated", "failed")),
     Role("site", "client_app.worker", ("site", "socket", "state", "middleware", "data", "truth"), flower="supernode",
          dials=("superlink", "middleware"), awaits=True, networks=(SITES,), apis=("fleet",), data=True,
-         backup=("state/ledger.jsonl",), records="truth", outcomes=("uploaded", "not-sent", "failed"),
+         backup=("state/ledger.jsonl", "state/models"), records="truth", outcomes=("uploaded", "not-sent", "failed"),
          gauges=("budget",)),
 )
 # fmt: on

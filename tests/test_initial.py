@@ -13,6 +13,7 @@ from torch import nn
 
 from fl_privacy import vector
 from fl_privacy.config import Federation
+from fl_privacy.deploy.engines import compose
 from fl_privacy.errors import ConfigError, FederationError
 from fl_privacy.models import formats
 from fl_privacy.models.initial import check, differences, initial
@@ -153,6 +154,14 @@ def test_a_wrong_key_is_one_line(tmp_path: Path, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as error:
         config(tmp_path, value)
     assert "\n" not in str(error.value)
+
+
+def test_containers_get_the_file_at_the_same_place(tmp_path: Path) -> None:
+    formats.write(tmp_path / "a.pt", trained(config(tmp_path)), None, "{}")
+    located = compose.located(config(tmp_path, "a.pt"))
+    services = compose.document(located, tmp_path / "federation.yaml", "image", "run")["services"]
+    mounts = {name: service["volumes"] for name, service in services.items()}
+    assert [name for name, found in mounts.items() if f"{tmp_path}/a.pt:{tmp_path}/a.pt:ro" in found] == ["init"]
 
 
 def test_the_layout_is_unchanged_by_the_file(tmp_path: Path) -> None:

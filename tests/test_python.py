@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 import types
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -26,6 +28,7 @@ from torch import nn
 import fl_privacy
 from commands import cli, json_of
 from fl_privacy import vector
+from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, TranscriptError
 from fl_privacy.export.source import locate
 from fl_privacy.export.write import write
@@ -132,7 +135,7 @@ def test_the_model_of_every_round_scores_what_the_run_says(run: fl_privacy.Run, 
 
 def plain(path: Path) -> nn.Module:
     """The model in a file, with PyTorch and safetensors alone."""
-    model = model_of(fl_privacy.api.Federation.of(CONFIG))
+    model = model_of(Federation.of(CONFIG))
     state = torch.load(path, weights_only=True) if path.suffix == ".pt" else load_file(path)
     model.load_state_dict(state)
     return model.eval()
@@ -259,9 +262,9 @@ def test_a_sharded_federation_starts_from_the_model_and_stops_early(
     file = hashlib.sha256((exported / "model.safetensors").read_bytes()).hexdigest()
     assert manifest["config"]["init"]["sha256"] == file
     assert verify(second.path, (runs / "pki" / "ca.pem").read_bytes()).ok
-    ends = [json.loads(line) for line in (second.path / "logs" / "sites.log").read_text().splitlines()]
-    assert sorted(end["role"] for end in ends if end["event"] == "done") == ["site-0", "site-1", "site-2"]
-    assert {end["rounds"] for end in ends if end["event"] == "done"} == {3}
+    events = [json.loads(line) for line in (second.path / "logs" / "sites.log").read_text().splitlines()]
+    assert {event["round"] for event in events if event["event"] == "uploaded"} == {1, 2, 3}
+    assert not [event for event in events if event["event"] in ("failed", "refused", "not-sent")]
 
 
 @pytest.mark.e2e
@@ -276,7 +279,7 @@ def test_a_model_of_another_layout_is_refused_before_anything_starts(exported: P
 
 
 @pytest.mark.e2e
-def test_the_notebook_and_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one namespace, as a kernel does; the last expression of a cell is what the notebook shows."""
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((ROOT / "docs" / "notebooks" / "first-federation.ipynb").read_text())
@@ -288,6 +291,35 @@ def test_the_notebook_and_the_page_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert names["run"].status == "completed"
     assert names["run"].metrics[-1]["accuracy"] > 0.3
     assert "linkage" in (tmp_path / "model.card.md").read_text()
+
+
+@pytest.mark.e2e
+def test_the_snippet_on_the_page_runs(run: fl_privacy.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its federation is checked, and another one stands in for what it returns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fl_privacy, "up", lambda config, engine: Federation.of(config) and run)
+    exec(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)[0], {})
+    assert (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.e2e
+def test_an_interrupt_stops_all_processes_and_says_how_to_resume(tmp_path: Path) -> None:
+    config = {**CONFIG, "rounds": 10_000}
+    code = f"import fl_privacy; fl_privacy.up({config!r}, engine='simulation', runs_dir={str(tmp_path)!r})"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as up:
+        assert up.stdout is not None
+        assert any(line.startswith("round   1") for line in up.stdout)
+        up.send_signal(signal.SIGINT)
+        printed, raised = up.communicate(timeout=120)
+    assert up.returncode != 0
+    assert raised.strip().splitlines()[-1].startswith("fl_privacy.errors.Interrupted")
+    (run,) = fl_privacy.runs(tmp_path)
+    assert f"interrupted; all processes have been stopped; resume='{run.path}' resumes it" in printed
+    assert run.status == "interrupted"
+    left = [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(one.info["cmdline"] or ())]
+    assert left == []
 
 
 @pytest.mark.parametrize(

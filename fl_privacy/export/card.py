@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy import __version__
+from fl_privacy.config.guarantee import Guarantee, stated
 from fl_privacy.deploy import ledgers
 from fl_privacy.errors import FederationError
 from fl_privacy.export.source import Found
@@ -19,6 +20,9 @@ from fl_privacy.transcript.run import MANIFEST
 FORMAT = 1
 METRICS = ("loss", "accuracy", "rmse")
 NOTHING_HERE = "not known here"
+NO_NOISE = "No noise was added, so nothing was spent: there is no differential privacy."
+NO_LEDGER = "What each site has spent is in its own ledger, and no ledger is here."
+LEDGERS = "What each site has spent over all its runs, from its own ledger:"
 
 
 def facts(found: Found) -> dict[str, Any]:
@@ -44,7 +48,7 @@ def facts(found: Found) -> dict[str, Any]:
         "metrics": {name: value for name in METRICS if (value := found.metrics.get(name)) is not None},
         "privatise": federation.privatise.kind,
         "route": federation.route.kind,
-        "reproducible": federation.reproducible,
+        "guarantee": None if (terms := _stated(found)) is None else terms.model_dump(mode="json"),
         "spent": _spent(found),
         "attacks": list(_attacks(found.run.path)) if found.run else None,
     }
@@ -55,6 +59,11 @@ def rounded(total: Any) -> int | None:
     if not isinstance(total, int | float) or isinstance(total, bool) or not math.isfinite(total) or total < 1:
         return None
     return int(round(total, 1 - math.floor(math.log10(total))))
+
+
+def _stated(found: Found) -> Guarantee | None:
+    """What the run's signed manifest guarantees."""
+    return stated(found.run.manifest, str(found.run.path / MANIFEST)) if found.run else None
 
 
 def _spent(found: Found) -> list[dict[str, Any]] | None:
@@ -109,16 +118,14 @@ def _trained(card: dict[str, Any]) -> str:
 
 
 def _privacy(card: dict[str, Any]) -> str:
-    way = f"Updates travelled by route `{card['route']}`."
-    if card["reproducible"]:
-        way += " The run was reproducible: noise and keys came from a public seed, so none of it protects anyone."
-    if card["spent"] == []:
-        return f"{way} No noise was added: there is no differential privacy guarantee."
-    if card["spent"] is None:
-        return f"{way} Noise was added (`{card['privatise']}`); what each site has spent is in its own ledger."
-    said = f"{way} Noise: `{card['privatise']}`. Spent by each site over all its runs, from its own ledger:"
+    lines = [f"route: {card['route']}", f"noise: {card['privatise']}"]
+    if card["guarantee"] is not None:
+        lines += Guarantee.model_validate(card["guarantee"]).lines()
+    listed = "\n".join(f"- {line.strip()}" for line in lines)
+    if not card["spent"]:
+        return f"{listed}\n\n{NO_LEDGER if card['spent'] is None else NO_NOISE}"
     header = ("site", "epsilon", "delta", "unit", "adjacency", "charges")
-    return f"{said}\n\n{table(header, [_row(row) for row in card['spent']])}"
+    return f"{listed}\n\n{LEDGERS}\n\n{table(header, [_row(row) for row in card['spent']])}"
 
 
 def _row(row: dict[str, Any]) -> list[str]:
