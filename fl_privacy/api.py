@@ -15,6 +15,7 @@ from fl_privacy.errors import Interrupted, LaunchError
 from fl_privacy.export import source
 from fl_privacy.ops import runs as folders
 from fl_privacy.ops.status import read as read_status, resume_words
+from fl_privacy.round.best import measured
 from fl_privacy.transcript import open_run
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 PathLike = str | Path
 DATA = "FL_PRIVACY_DATA"
-TIMES = ("round", "seconds", "updates", "bytes")  # of a metrics row, what is no metric
 
 
 class Run:
@@ -70,11 +70,14 @@ class Run:
 
         return module(source.of_run(self.path, str(round)))
 
-    def export(self, to: PathLike, round: int | str = source.LAST) -> Path:
-        """Write the model as .safetensors, .pt or .onnx, and a card beside it; returns the card's file."""
+    def export(self, to: PathLike, round: int | str = source.LAST, shape: Sequence[int] | None = None) -> Path:
+        """Write the model as .safetensors, .pt or .onnx, and a card beside it; returns the card's file.
+
+        ONNX needs the shape of one record, if the task does not state it.
+        """
         from fl_privacy.export.write import write
 
-        return write(source.of_run(self.path, str(round)), Path(to))[0]
+        return write(source.of_run(self.path, str(round)), Path(to), tuple(shape) if shape else None)[0]
 
     def attack(
         self, *names: str, observers: Sequence[str] = (), data_dir: PathLike | None = None, seeds: int = 3
@@ -91,11 +94,11 @@ class Run:
         from fl_privacy.report.figures import Curve, side_by_side
 
         rows = [row for row in open_run(self.path).metrics if isinstance(row.get("round"), int)]
-        measured = [key for key in (rows[-1] if rows else {}) if key not in TIMES and rows[-1][key] is not None]
+        found = {row["round"]: measured(row) for row in rows}
         curves = []
-        for name in metrics or measured:
-            points = [(row["round"], row[name]) for row in rows if row.get(name) is not None]
-            curves.append(Curve(name, [x for x, _ in points], [y for _, y in points]))
+        for name in metrics or dict.fromkeys(name for row in found.values() for name in row):
+            points = {round: row[name] for round, row in found.items() if name in row}
+            curves.append(Curve(name, list(points), list(points.values())))
         return side_by_side(self.name, "round", curves)
 
     def __repr__(self) -> str:

@@ -14,11 +14,11 @@ from fl_privacy.deploy import ledgers
 from fl_privacy.errors import FederationError
 from fl_privacy.export.source import Found
 from fl_privacy.report.markdown import number, table
+from fl_privacy.round.best import measured
 from fl_privacy.transcript.files import canonical, file_sha256, parse_object, read_bounded, sha256
 from fl_privacy.transcript.run import MANIFEST
 
 FORMAT = 1
-METRICS = ("loss", "accuracy", "rmse")
 NOTHING_HERE = "not known here"
 NO_NOISE = "No noise was added, so nothing was spent: there is no differential privacy."
 NO_LEDGER = "What each site has spent is in its own ledger, and no ledger is here."
@@ -45,7 +45,7 @@ def facts(found: Found) -> dict[str, Any]:
         "init": federation.init and federation.init.sha256,
         "sites": len(federation.sites),
         "records": rounded(found.metrics.get("records")),
-        "metrics": {name: value for name in METRICS if (value := found.metrics.get(name)) is not None},
+        "metrics": measured(found.metrics),
         "privatise": federation.privatise.kind,
         "route": federation.route.kind,
         "guarantee": None if (terms := _stated(found)) is None else terms.model_dump(mode="json"),

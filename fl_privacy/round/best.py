@@ -10,6 +10,15 @@ if TYPE_CHECKING:
     from fl_privacy.config import Stop
 
 
+FACTS = ("round", "seconds", "updates", "bytes", "records")  # of a line of metrics.jsonl, what is no measure
+
+
+def measured(row: Mapping[str, Any]) -> dict[str, float]:
+    """The measures of a line of metrics.jsonl."""
+    found = {name: value for name, value in row.items() if name not in FACTS}
+    return {name: value for name, value in found.items() if isinstance(value, float) and math.isfinite(value)}
+
+
 class Best:
     """Sees every evaluated round, also one whose metrics come a round late. The initial model is no candidate."""
 
