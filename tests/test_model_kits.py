@@ -17,10 +17,11 @@ from fl_privacy.deploy.kits.train import train
 from fl_privacy.errors import ConfigError, FederationError
 from fl_privacy.export.card import facts
 from fl_privacy.export.source import locate
-from fl_privacy.export.write import module
+from fl_privacy.export.write import module, write
 from fl_privacy.identity.pki import Authority
 from fl_privacy.models import keep
 from fl_privacy.models.initial import initial
+from fl_privacy.tasks import accepted
 from fl_privacy.tasks.workload import layout_of, model_of
 
 SHARDS = {
@@ -56,6 +57,47 @@ def test_a_site_exports_the_models_that_it_received(tmp_path: Path) -> None:
     for round, run, said in (("8", None, "there: last is round 9, best is round 7"), ("last", "gone", "old")):
         with pytest.raises(FederationError, match=said):
             locate(tmp_path / "site-0", round, run)
+
+
+CODE = """
+from pathlib import Path
+import torch
+from fl_privacy import Task
+
+Path({mark!r}).touch()
+
+class Own(Task):
+    def model(self):
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+"""
+
+
+def test_the_code_of_a_task_is_not_run_before_it_is_accepted(tmp_path: Path) -> None:
+    """A run or a kit may come from anywhere. Weights need no code; what does need it says so."""
+    mark = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(CODE.format(mark=str(mark)))
+    values = {**kits.federation().model_dump(mode="json"), "task": {"code": "own.py"}}
+    federation = Federation.of(values, folder=tmp_path)
+    provision(federation, tmp_path / "kits")
+    layout = vector.Layout.from_json([["0.weight", [4, 3]], ["0.bias", [4]], ["1.weight", [4]], ["1.bias", [4]]])
+    entries = (*layout.entries, vector.Entry("1.running_mean", (4,)), vector.Entry("1.running_var", (4,)))
+    entries += (vector.Entry("2.weight", (2, 4)), vector.Entry("2.bias", (2,)))
+    layout, state = vector.Layout(entries), tmp_path / "kits" / "site-0" / "state"
+    keep(state / "models", "run", "last", 3, np.ones(layout.size, np.float32), layout)
+    found = locate(tmp_path / "kits" / "site-0")
+    write(found, tmp_path / "weights.pt")
+    assert set(torch.load(tmp_path / "weights.pt", weights_only=True)) == {entry.name for entry in layout.entries}
+    with pytest.raises(ConfigError, match=r"no site here accepted own\.py"):
+        write(found, tmp_path / "model.onnx", (3,))
+    assert not mark.exists()
+    assert facts(found)["task_digest"] == federation.task.sha256
+    accepted.accept(federation, state)
+    write(found, tmp_path / "whole.pt")
+    assert mark.exists()
+    model_of(federation).load_state_dict(torch.load(tmp_path / "whole.pt", weights_only=True))
+    with pytest.raises(FederationError, match="add --shape"):
+        write(found, tmp_path / "model.onnx")
+    write(found, tmp_path / "model.onnx", (3,))
 
 
 def test_kits_without_a_model_say_so(tmp_path: Path) -> None:

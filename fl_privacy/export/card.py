@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy import __version__
-from fl_privacy.config.guarantee import Guarantee, stated
+from fl_privacy.config import guarantee
+from fl_privacy.config.guarantee import Guarantee
 from fl_privacy.deploy import ledgers
 from fl_privacy.errors import FederationError
 from fl_privacy.export.source import Found
@@ -27,7 +28,8 @@ LEDGERS = "What each site has spent over all its runs, from its own ledger:"
 
 def facts(found: Found) -> dict[str, Any]:
     """The card as JSON; it is also inside the model file. None stands for what is not known here."""
-    federation, task = found.federation, found.federation.task.model_dump(mode="json")
+    federation, task = found.federation, found.federation.task
+    terms = task.model_dump(mode="json", exclude={"source", "code"})
     return {
         "format": FORMAT,
         "made_with": f"fl-privacy {__version__}",
@@ -40,15 +42,15 @@ def facts(found: Found) -> dict[str, Any]:
         "parameters": found.layout.size,
         "layout_digest": found.layout.digest,
         "layout": found.layout.to_json(),
-        "task": task,
-        "task_digest": sha256(canonical(task)),
+        "task": terms,
+        "task_digest": task.sha256 or sha256(canonical(terms)),
         "init": federation.init and federation.init.sha256,
         "sites": len(federation.sites),
         "records": rounded(found.metrics.get("records")),
         "metrics": measured(found.metrics),
         "privatise": federation.privatise.kind,
         "route": federation.route.kind,
-        "guarantee": None if (terms := _stated(found)) is None else terms.model_dump(mode="json"),
+        "guarantee": None if (stated := _stated(found)) is None else stated.model_dump(mode="json"),
         "spent": _spent(found),
         "attacks": list(_attacks(found.run.path)) if found.run else None,
     }
@@ -63,7 +65,7 @@ def rounded(total: Any) -> int | None:
 
 def _stated(found: Found) -> Guarantee | None:
     """What the run's signed manifest guarantees."""
-    return stated(found.run.manifest, str(found.run.path / MANIFEST)) if found.run else None
+    return guarantee.stated(found.run.manifest, str(found.run.path / MANIFEST)) if found.run else None
 
 
 def _spent(found: Found) -> list[dict[str, Any]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,6 +41,7 @@ class Found:
     metrics: dict[str, Any]
     run: Run | None = None
     site: str | None = None
+    code: str | None = None  # digest of task code that the owner of a kit runs, besides what sites here accepted
 
 
 def locate(source: str | Path, round: str = LAST, run: str | None = None, runs_dir: Path = RUNS) -> Found:
@@ -57,19 +58,20 @@ def _of_kit(folder: Folder, round: str, run: str | None) -> Found:
     if folder.role.starts_runs:
         runs = folder.path / folder.kit.runs
         there = [path.name for path in folders(runs)]
-        return of_run(find(_chosen(folder, there, run), runs), round)
+        found = of_run(find(_chosen(folder, there, run), runs), round)
+        return replace(found, code=folder.federation.task.sha256)
     if not folder.role.has_node:
         raise FederationError(f"kit {folder.path}: a {folder.kit.role} keeps no model; use a site's kit")
     models = folder.state / "models"
     name = _chosen(folder, kept.runs(models)[::-1], run)
     candidates = list(_kept(models, name))
-    found = _pick(candidates, round)
-    if found is None:
+    picked = _pick(candidates, round)
+    if picked is None:
         has = ", ".join(f"{one.which} is round {one.round}" for one in candidates) or "none"
         raise FederationError(f"round: {folder.kit.name} has no model after round {round} of {name}; there: {has}")
     rounds = max(one.round for one in candidates)
-    terms = (folder.own_federation, name, found.round, rounds, found.model, found.layout)
-    return Found(*terms, {folder.kit.name: folder.state}, dict(found.metrics), site=folder.kit.name)
+    terms = (folder.own_federation, name, picked.round, rounds, picked.model, picked.layout)
+    return Found(*terms, {folder.kit.name: folder.state}, dict(picked.metrics), site=folder.kit.name)
 
 
 def _chosen(folder: Folder, runs: list[str], run: str | None) -> str:

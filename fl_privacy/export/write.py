@@ -1,4 +1,4 @@
-"""Writing a model and its card."""
+"""Writing a model and its card. A run may come from anywhere, and its config may hold code: that is not run unasked."""
 
 from __future__ import annotations
 
@@ -6,25 +6,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy import vector
-from fl_privacy.errors import FederationError
+from fl_privacy.errors import ConfigError, FederationError
 from fl_privacy.export import card
 from fl_privacy.export.source import Found
 from fl_privacy.files import write_public
 from fl_privacy.models.initial import differences
+from fl_privacy.tasks import accepted
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def module(found: Found) -> nn.Module:
-    """The torch module with the model's weights, ready to predict."""
+    """The torch module with the model's weights, ready to predict; runs the task's code, if that was accepted here."""
     from fl_privacy.tasks.workload import model_of
 
+    task = found.federation.task
+    if not may_run(found):
+        fix = "export the weights as .pt or .safetensors, which runs no code, and load them into your own module"
+        raise ConfigError(f"task: no site here accepted {task.label} (sha256 {task.sha256}); {fix}")
     made = model_of(found.federation)
     if differing := differences(vector.flatten(made)[1], found.layout):
         raise FederationError(f"task: its model is not the one of run {found.name}: {'; '.join(differing[:5])}")
     vector.load(made, found.model, found.layout)
     return made.eval()
+
+
+def may_run(found: Found) -> bool:
+    """Whether the task is ours, or code that a site on this machine or the owner of the kit has accepted."""
+    task = found.federation.task
+    ours = not task.is_own or found.code == task.sha256
+    return ours or any(_accepted(found, state) for state in found.states.values())
+
+
+def _accepted(found: Found, state: Path) -> bool:
+    try:
+        accepted.check(found.federation, state)
+    except ConfigError:
+        return False
+    return True
 
 
 def write(found: Found, to: Path, shape: tuple[int, ...] | None = None) -> tuple[Path, dict[str, Any]]:
@@ -35,7 +55,9 @@ def write(found: Found, to: Path, shape: tuple[int, ...] | None = None) -> tuple
     from fl_privacy.models import formats
 
     facts = card.facts(found)
-    formats.write(to, module(found), shape or record_shape(found), card.to_json(facts))
+    needed = to.suffix in formats.TRACED or may_run(found)  # a module also has buffers that are not trained
+    model = module(found) if needed else formats.tensors(found.model, found.layout)
+    formats.write(to, model, shape or record_shape(found), card.to_json(facts))
     beside = to.with_suffix(".card.md")
     write_public(beside, card.to_markdown(facts, to.stem).encode())
     return beside, facts
@@ -43,6 +65,5 @@ def write(found: Found, to: Path, shape: tuple[int, ...] | None = None) -> tuple
 
 def record_shape(found: Found) -> tuple[int, ...] | None:
     """The shape of one record, where the task states it."""
-    from fl_privacy.tasks.catalog import TASKS
-
-    return TASKS.get(found.federation.task.dataset).shape
+    task = found.federation.task
+    return None if task.is_own else task.data_set.shape

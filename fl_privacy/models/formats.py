@@ -18,35 +18,42 @@ from torch import nn
 from fl_privacy.errors import FederationError
 from fl_privacy.files import write_public
 from fl_privacy.models.kept import FACTS
+from fl_privacy.vector import Layout, Vector, unflatten
 
 Shape = tuple[int, ...]
 State = Mapping[str, torch.Tensor]
 
 
-def write(path: Path, model: nn.Module, shape: Shape | None, facts: str) -> None:
+def write(path: Path, model: nn.Module | State, shape: Shape | None, facts: str) -> None:
     """Write a model in the format of the file's suffix, as a whole, with `facts` (JSON) inside.
 
-    `shape` is that of one record; only ONNX needs it.
+    Only the formats in TRACED need a module, and `shape`, that of one record; the tensors are enough for the others.
     """
     make = WRITERS.get(path.suffix)
     if make is None:
         raise FederationError(f"to: {path.name!r} has no suffix of a model file; use one of {', '.join(WRITERS)}")
     try:
-        write_public(path, make(model.eval(), shape, facts))
+        write_public(path, make(model, shape, facts))
     except OSError as error:
         raise FederationError(f"to {path}: {error.strerror or error}; use another file") from None
 
 
-def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+def tensors(model: Vector, layout: Layout) -> State:
+    """The named tensors of a flat model."""
+    return {name: torch.from_numpy(array) for name, array in unflatten(model, layout).items()}
+
+
+def _state(model: nn.Module | State) -> dict[str, torch.Tensor]:
     """Copies, because safetensors refuses tensors that share memory (tied weights)."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    state: State = model.state_dict() if isinstance(model, nn.Module) else model
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
 
 
-def _safetensors(model: nn.Module, shape: Shape | None, facts: str) -> bytes:
+def _safetensors(model: nn.Module | State, shape: Shape | None, facts: str) -> bytes:
     return bytes(save(_state(model), {"format": "pt", FACTS: facts}))
 
 
-def _torch(model: nn.Module, shape: Shape | None, facts: str) -> bytes:
+def _torch(model: nn.Module | State, shape: Shape | None, facts: str) -> bytes:
     """A plain state dict. The file is a zip archive, in which the facts are one more file that torch ignores."""
     made = io.BytesIO()
     torch.save(_state(model), made)
@@ -56,8 +63,10 @@ def _torch(model: nn.Module, shape: Shape | None, facts: str) -> bytes:
     return made.getvalue()
 
 
-def _onnx(model: nn.Module, shape: Shape | None, facts: str) -> bytes:
+def _onnx(model: nn.Module | State, shape: Shape | None, facts: str) -> bytes:
     """One file for batches of any size, with weights inside."""
+    assert isinstance(model, nn.Module)
+    model.eval()
     if shape is None:
         raise FederationError("to: ONNX needs the shape of one record, which this task does not state; add --shape")
     import onnx
@@ -101,7 +110,8 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-WRITERS: dict[str, Callable[[nn.Module, Shape | None, str], bytes]] = {
+TRACED = (".onnx",)
+WRITERS: dict[str, Callable[[nn.Module | State, Shape | None, str], bytes]] = {
     ".safetensors": _safetensors,
     ".pt": _torch,
     ".onnx": _onnx,
