@@ -29,7 +29,7 @@ ATTEMPT = "evaluated"  # the model is that after a whole round, whichever attemp
 
 
 class Evaluator:
-    """Makes the initial model from the federation's public seed; holds held-out data, unless the sites evaluate."""
+    """Gives the aggregators the federation's initial model; holds held-out data, unless the sites evaluate."""
 
     log = Log("evaluator")
     metrics = OFF
@@ -47,7 +47,8 @@ class Evaluator:
             raise ConfigError(f"aggregators: {len(aggregators)} addresses do not fit route {route}")
         self._federation, self._recorder = federation, recorder
         work = Workload(federation, data_dir)
-        self._work, self._initial = work if federation.sites_evaluate else work.loaded(), initial(federation)
+        self._work = work if federation.sites_evaluate else work.loaded()
+        self._initial = initial(federation)
         self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in aggregators]
         self._cut = Cut(self._work.layout.size, len(aggregators), federation.seed)
 

@@ -55,7 +55,7 @@ class Aggregator(Middleware):
         state = self._state(header.run, create=True)
         shard = await self.take_model(header.length, header.digest, parts)
         self._check_unseeded(header.run)  # the run may have started while the shard arrived
-        await asyncio.to_thread(self._store.save, state.name, 0, shard, {})
+        await asyncio.to_thread(self._store.save, state.name, 0, shard, {}, 0)
         self.put_model(state, shard, 0)
         return pb.Empty()
 
@@ -98,7 +98,7 @@ class Aggregator(Middleware):
                 with self.metrics.phase("averaging"):
                     shard, moments = await asyncio.to_thread(self._apply, spec, rows, model, clients, counts)
                 with self.metrics.phase("releasing"):
-                    await asyncio.to_thread(self._store.save, spec.run, spec.round, shard, moments)
+                    await asyncio.to_thread(self._store.save, spec.run, spec.round, shard, moments, spec.best)
             attempt.delivered = True
         finally:
             attempt.forget()

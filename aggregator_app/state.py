@@ -15,14 +15,15 @@ MOMENT = "moment."
 
 
 class ShardStore:
-    """Shard and optimiser moments of every run, the last two rounds of each."""
+    """Shard and optimiser moments of every run, the last two rounds of each and the best one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def save(self, run: str, round: int, shard: NDArray[np.float32], moments: Arrays) -> None:
+    def save(self, run: str, round: int, shard: NDArray[np.float32], moments: Arrays, best: int) -> None:
+        named = {MOMENT + name: array for name, array in moments.items()}
         try:
-            self._run(run).save(round, {"shard": shard, **{MOMENT + name: array for name, array in moments.items()}})
+            self._run(run).save(round, {"shard": shard, **named}, best)
         except CheckpointError as error:
             raise ProtocolError("RESOURCE_EXHAUSTED", str(error)) from None
 

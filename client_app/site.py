@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_privacy import models
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, require
@@ -27,7 +28,6 @@ from .accounting import Account
 from .evaluation import Evaluation
 from .outbox import Outbox, Parcel
 from .pipeline import Pipeline
-from .received import Received
 
 
 class Site:
@@ -56,8 +56,8 @@ class Site:
         self._steps, self._evaluation = Pipeline(seat), Evaluation(seat)
         self._account = Account(federation, name, state, self._steps.guard.charge, self._evaluation.charge)
         self._outbox = Outbox(state if self.private else None)
-        self._received = Received(state, self._work.layout, best=not self._shared)
         # Opened for every record: in simulation a site moves from one process to another.
+        self._state = state
         self._truth = RunRecorder(truth, name, keys, reopen=True) if truth and federation.audit else None
         tier = self.config.tier if self.private else ""
         self._route = federation.route.site(SiteSeat(federation, self._work.layout, keys, middleware, tier, metrics))
@@ -110,13 +110,20 @@ class Site:
             self.log("charged" if charged else "resend", **at.where, **terms)
         return parcel
 
+    def keep(self, model: Vector, at: At) -> None:
+        """The models of a farewell stay on the site's own disk: first the final one, then the best one."""
+        whiches: dict[models.Which, bool] = {"last": at.round == at.farewell + 1, "best": at.best == at.farewell}
+        for which, is_it in whiches.items():
+            if self._state is not None and is_it:
+                models.keep(self._state / "models", at.run, which, at.farewell, model, self._work.layout)
+
     def _make(self, at: At, model: Vector) -> Parcel:
         """Evaluate the model; train it, unless this is the farewell."""
-        self._received.see(at, model)
         counts = self._evaluate(at, model)
         recorded = {} if counts is None else {"counts": counts}
         if not at.farewell:
             return Parcel(self._update(at, model, recorded), counts)
+        self.keep(model, at)
         if self._truth is not None and recorded:
             self._truth.record(**filed(at), arrays=recorded)
         return Parcel(np.empty(0, self.federation.coding.type), counts)

@@ -8,9 +8,7 @@ import time
 from typing import Any
 
 import grpc
-import numpy as np
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from fl_privacy.config import Federation
 from fl_privacy.deploy.plan import ServerPlan
@@ -20,9 +18,8 @@ from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics, serve as serve_metrics
 from fl_privacy.round.best import Best
-from fl_privacy.round.checkpoints import Checkpoints
+from fl_privacy.round.checkpoints import Arrays, Checkpoints
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat
-from fl_privacy.scores.metrics import Scores
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
 from fl_privacy.transcript.events import Event, Farewell, Invited, filed
@@ -73,7 +70,7 @@ class Coordinator:
         key, certificate = load_key(self.keys.key_file), self.keys.certificate_file.read_bytes()
         self.run = RunWriter(plan.run_dir, self.statement.begin(), key, certificate)
         self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate)
-        self.board = Scoreboard(self.run, self.log, read_log(plan.run_dir / METRICS)[0])
+        self.board = Scoreboard(self.run, self.log, read_log(plan.run_dir / METRICS)[0], self.best)
         self._salt = 0
         self._stating = threading.Lock()
 
@@ -96,14 +93,13 @@ class Coordinator:
             done = self.done
             if done:
                 self._resume(self.checkpoints.load(done))
-                self.best.recall(read_log(self.plan.run_dir / METRICS)[0], done)
             sites = len(self.federation.sites)
             present = self.nodes.wait(lambda n: self.log("waiting", run=self.plan.run, sites=sites, present=n))
             self.log("started", run=self.plan.run, round=done + 1, sites=len(present))
             if not done:
                 self._evaluate(0, Outcome(0), 0.0)
             self._rounds()
-            self._farewell(self.done)
+            self._farewells()
         except BaseException as error:
             self.log("failed", run=self.plan.run, reason=_reason(error))
             self._close("failed")
@@ -131,7 +127,7 @@ class Coordinator:
     def _rounds(self) -> None:
         """All rounds that are left, or until the metric no longer improves."""
         while self.done < self.federation.rounds:
-            if early := self.best.over(self.done):
+            if early := self.best.over():
                 self.early = early
                 return
             self._round(self.done + 1)
@@ -149,42 +145,42 @@ class Coordinator:
         self._evaluate(round, outcome, time.monotonic() - began)
         self._checkpoint(round)
 
-    def _farewell(self, last: int) -> None:
-        """Every site gets the final model, and evaluates it; sites that are away do not fail the run."""
+    def _farewells(self) -> None:
+        """Every site gets the final model, and evaluates it; then the best one, unless it has that already."""
         if not self.federation.route.carries_counts:
             return
+        last, known = self.done, self.best.round
         counts = 0 if self.board.has(last) else self.evaluation.wanted(last, final=True)
-        outcome = Outcome(0)
+        outcome = self._farewell(last + 1, last, counts)
+        self._score(last, outcome or Outcome(0))
+        best = self.best.round
+        if outcome is not None and best is not None and not last == best == known:
+            self._farewell(last + 2, best)
+
+    def _farewell(self, round: int, kept: int, counts: int = 0) -> Outcome | None:
+        """Sites get the model after round `kept` for good; those that are away do not fail the run."""
         try:
-            ask, outcome = self._attempts(last + 1, self.nodes.present(), counts=counts, farewell=last)
+            if kept != self.done:
+                self.models = _models(self.checkpoints.load(kept))
+            ask, outcome = self._attempts(round, self.nodes.present(), counts=counts, farewell=kept)
             self._record(ask, outcome)
         except Exception as error:  # the rounds are done: nothing after them may fail the run
             self.log("farewell-failed", run=self.plan.run, reason=_reason(error))
-        self._score(last, outcome)
+            return None
+        return outcome
 
     def _score(self, round: int, outcome: Outcome) -> None:
         """The line of a round whose counts came, or will never come."""
         if outcome.counts is not None:
-            self._scored(round, self.evaluation.read(outcome.counts))
+            self.board.score(round, self.evaluation.read(outcome.counts))
         elif not self.board.has(round):
-            self._scored(round, None)
-
-    def _scored(self, round: int, found: Scores | None) -> None:
-        self.board.score(round, found)
-        if found is not None:
-            self.best.see(round, found.numbers())
+            self.board.score(round, None)
 
     def _attempts(self, round: int, cohort: list[str], **wanted: int) -> tuple[Ask, Outcome]:
         """Try a round until it succeeds or the attempts are used up; `wanted` is what it asks besides updates."""
         for number in range(1, self.federation.attempts + 1):
-            ask = Ask(
-                self.plan.run,
-                round,
-                self._attempt_name(round, cohort, number),
-                cohort,
-                **wanted,
-                best=self.best.round or 0,
-            )
+            terms = {"best": self.best.round or 0, **wanted}
+            ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort, **terms)
             self.log("farewell" if ask.farewell else "round", run=self.plan.run, round=round, attempt=number)
             if not ask.farewell:
                 self.statement.ask(cohort)
@@ -241,7 +237,7 @@ class Coordinator:
         with self.metrics.phase("evaluate"):
             found = self.evaluation.now(self.plan.run, round, self.models)
         if found is not None or not self.evaluation.wanted(round, final=round == self.federation.rounds):
-            self._scored(round, found)
+            self.board.score(round, found)
 
     def _checkpoint(self, round: int) -> None:
         moments = {f"{MOMENT}{name}": array for name, array in self.strategy.state().items()}
@@ -249,12 +245,17 @@ class Coordinator:
             self.checkpoints.save(round, {**moments, **self.models}, self.best.round)
         self.done = round
 
-    def _resume(self, saved: dict[str, NDArray[np.float32]]) -> None:
+    def _resume(self, saved: Arrays) -> None:
         # Attempts of the interrupted run may have been released: our names must differ from theirs.
         self._salt = int(time.time()) << 8
         moments = {k.removeprefix(MOMENT): array for k, array in saved.items() if k.startswith(MOMENT)}
-        self.models = {name: array for name, array in saved.items() if not name.startswith(MOMENT)}
+        self.models = _models(saved)
         self.strategy.restore(self.models, moments)
+
+
+def _models(saved: Arrays) -> Models:
+    """The models of a checkpoint."""
+    return {name: array for name, array in saved.items() if not name.startswith(MOMENT)}
 
 
 def _reason(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_privacy.errors import FederationError
 
-from . import attack, deploy, export, pki, plugins, run, runs, site, status, task, transcript  # noqa: F401 (each adds commands)
+from . import attack, deploy, export, pki, plugins, run, runs, site, status, task, transcript  # noqa: F401 (add commands)
 from .common import INTERRUPTED, app
 
 

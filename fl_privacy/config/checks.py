@@ -84,3 +84,4 @@ def problems(f: Federation) -> Iterator[str]:
     for choice in (f.route, f.combine, *f.steps):
         yield from choice.problems(f)
     yield from evaluate.problems(f)
+    yield from f.stop.problems(f)

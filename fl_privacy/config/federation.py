@@ -170,7 +170,7 @@ class Federation(Model):
 
     @classmethod
     def parse(cls, text: str, source: str = "config", folder: Path = Path()) -> Federation:
-        """Validate YAML text; files that it names are in `folder`."""
+        """Validate YAML text; its paths are relative to `folder`."""
         return cls.of(mapping(text, source), source, folder)
 
     @classmethod

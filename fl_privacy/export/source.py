@@ -114,7 +114,7 @@ def _number(run: Run, federation: Federation, round: str, rows: dict[int, Any]) 
         return max(_checkpoints(run).rounds(), default=max(rows, default=0))
     if round == BEST:
         best = Best(federation.stop)
-        best.recall(rows.values(), max(rows, default=0))
+        best.recall(rows.values())
         if best.round is None:
             raise FederationError(f"round: {run.path} has no evaluated round; use last")
         return best.round

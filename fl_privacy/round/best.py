@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fl_privacy.errors import FederationError
-
 if TYPE_CHECKING:
     from fl_privacy.config import Stop
 
@@ -28,27 +26,28 @@ class Best:
         self._stop = stop
         self.round: int | None = None
         self._value = math.nan
+        self._seen = 0  # the last evaluated round
 
     def see(self, round: int, metrics: Mapping[str, Any]) -> None:
         """Take a round's metrics into account."""
         value = metrics.get(self._stop.metric)
-        if value is None:
-            measured = ", ".join(sorted(name for name, found in metrics.items() if found is not None))
-            raise FederationError(f"stop.metric: {self._stop.metric!r} is not measured here; use one of {measured}")
+        if value is None:  # under noise it may have no meaning for once
+            self._stop.check(name for name, found in metrics.items() if found is not None)
+            return
+        self._seen = max(self._seen, round)
         if round and math.isfinite(value) and (self.round is None or self._stop.is_better(value, self._value)):
             self.round, self._value = round, value
 
-    def recall(self, rows: Iterable[Mapping[str, Any]], done: int) -> None:
-        """On a resumed run: the metrics of the rounds up to `done`, of a repeated round the last ones."""
-        found = {row["round"]: row for row in rows if row["round"] <= done}
-        for round, row in sorted(found.items()):
-            if row.get(self._stop.metric) is not None:  # a number that was not finite is written as null
-                self.see(round, row)
+    def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """The rounds of a resumed run; a number that was not finite is written as null."""
+        for row in rows:
+            if row.get(self._stop.metric) is not None:
+                self.see(row["round"], row)
 
-    def over(self, done: int) -> str:
-        """Why no round should follow after `done`; empty to continue."""
+    def over(self) -> str:
+        """Why no further round should follow; empty to continue."""
         patience = self._stop.patience
-        if patience is None or done - (self.round or 0) < patience:
+        if patience is None or self._seen - (self.round or 0) < patience:
             return ""
         since = f"since round {self.round}" if self.round else "at all"
         return f"{self._stop.metric} has not improved {since}, and stop.patience is {patience}"
