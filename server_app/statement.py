@@ -12,6 +12,7 @@ from fl_privacy.config.changes import accepted
 from fl_privacy.config.guarantee import guarantee, stated
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.registry import packages
+from fl_privacy.tasks.making import task_of
 from fl_privacy.transcript.run import MANIFEST, load_manifest
 from fl_privacy.transcript.signing import utc_now
 from fl_privacy.vector import Layout
@@ -30,7 +31,7 @@ class Statement:
 
     def begin(self) -> dict[str, Any]:
         """What is known when the run starts or is resumed."""
-        federation = self._federation
+        federation, task = self._federation, self._federation.task
         return {
             "run": self._plan.run,
             "config": federation.model_dump(mode="json"),
@@ -41,6 +42,7 @@ class Statement:
             "layout": self._layout.to_json(),
             "observers": self._plan.observers,
             "evaluation": evaluate.statement(federation),
+            "task": {"name": task.label, "sha256": task.sha256, "preprocessing": task_of(federation).preprocessing},
             **self.now(self._done),
         }
 
