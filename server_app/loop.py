@@ -186,8 +186,7 @@ class Coordinator:
                 best=self.best.round or 0,
             )
             self.log("farewell" if ask.farewell else "round", run=self.plan.run, round=round, attempt=number)
-            if not ask.farewell:
-                self.statement.ask(cohort)
+            self.statement.ask(ask)
             try:
                 return ask, self._attempt(ask)
             except (RoundFailed, grpc.RpcError) as error:
