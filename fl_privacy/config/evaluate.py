@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from fl_privacy.choices import Model
+from fl_privacy.dp import gaussian
 from fl_privacy.dp.counts import BOUNDS, Noise
 from fl_privacy.dp.ledger import Charge
 from fl_privacy.scores.form import Form
@@ -67,11 +68,11 @@ def noise_of(federation: Federation) -> Noise | None:
 
 
 def charge_of(federation: Federation) -> Charge | None:
-    """What one evaluation costs a site; None without noise."""
-    noise, guard = noise_of(federation), federation.privatise
-    if noise is None or guard.unit is None or guard.adjacency is None:
+    """What one evaluation costs a site; None without noise. Whatever is counted, it is noised as a whole."""
+    epsilon, guard = federation.evaluate.epsilon, federation.privatise
+    if epsilon is None or guard.unit is None or guard.adjacency is None or guard.at_delta is None:
         return None
-    return Charge(noise.multiplier, guard.unit, guard.adjacency)
+    return Charge(gaussian.sigma(epsilon, guard.at_delta), guard.unit, guard.adjacency)
 
 
 def form_of(federation: Federation) -> Form:
