@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.config.evaluate import exact_form, noise_of
+from fl_privacy.config.evaluate import charge_of, exact_form, noise_of
 from fl_privacy.dp.ledger import Charge
 from fl_privacy.errors import FederationError, require
 from fl_privacy.scores.form import Counts, Form, Tally
@@ -48,10 +48,7 @@ class Evaluation:
     @property
     def charge(self) -> Charge | None:
         """What one evaluation costs; None without noise."""
-        guard = self._federation.privatise
-        if self._noise is None or guard.unit is None or guard.adjacency is None:
-            return None
-        return Charge(self._noise.multiplier, guard.unit, guard.adjacency)
+        return charge_of(self._federation) if self._active else None
 
     def due(self, at: At) -> bool:
         """Whether the counts of the model that this round starts from are wanted, as the federation agreed."""

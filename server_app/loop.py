@@ -182,8 +182,7 @@ class Coordinator:
             terms = {"best": self.best.round or 0, **wanted}
             ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort, **terms)
             self.log("farewell" if ask.farewell else "round", run=self.plan.run, round=round, attempt=number)
-            if not ask.farewell:
-                self.statement.ask(cohort)
+            self.statement.ask(ask)
             try:
                 return ask, self._attempt(ask)
             except (RoundFailed, grpc.RpcError) as error:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
 from fl_privacy.config import Federation, evaluate
 from fl_privacy.config.changes import accepted
-from fl_privacy.config.guarantee import guarantee, stated
+from fl_privacy.config.guarantee import Asked, guarantee, stated
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.registry import packages
+from fl_privacy.routes.base import Ask
 from fl_privacy.tasks.making import task_of
 from fl_privacy.transcript.run import MANIFEST, load_manifest
 from fl_privacy.transcript.signing import utc_now
@@ -46,9 +46,12 @@ class Statement:
             **self.now(self._done),
         }
 
-    def ask(self, cohort: Iterable[str]) -> None:
-        """These sites are asked for an update: their ledgers may be charged."""
-        self._asked.update(cohort)
+    def ask(self, ask: Ask) -> None:
+        """The ledgers of these sites may be charged, for an update or an evaluation or both."""
+        if not ask.farewell:
+            self._asked.updates.update(ask.cohort)
+        if ask.counts:
+            self._asked.evaluations.update(ask.cohort)
 
     def now(self, done: int) -> dict[str, Any]:
         """Rounds done, and what the run guarantees after all attempts so far."""
@@ -63,12 +66,14 @@ class Statement:
         entry = {"from_round": self._done + 1, "time": utc_now(), "fields": [change.to_json() for change in new]}
         return [*self._before.get("changes", ()), *([entry] if new else ())]
 
-    def _asked_before(self) -> Counter[str]:
+    def _asked_before(self) -> Asked:
         """How often each site was asked, at most: a server that was killed had no time to say how often."""
         terms = stated(self._before, self._where)
         budgets = {} if terms is None else terms.budgets
-        asked = Counter({name: one.attempts for name, one in budgets.items()})
+        updates = Counter({name: one.attempts for name, one in budgets.items()})
+        evaluations = Counter({name: one.evaluations for name, one in budgets.items()})
         if self._before and self._before.get("status") == "running":
-            unsaid = self._done - int(self._before.get("rounds", 0)) + 1
-            asked.update(dict.fromkeys(self._federation.site_names, unsaid * self._federation.attempts))
-        return asked
+            unsaid = (self._done - int(self._before.get("rounds", 0)) + 1) * self._federation.attempts
+            for counts in (updates, evaluations):
+                counts.update(dict.fromkeys(self._federation.site_names, unsaid))
+        return Asked(updates, evaluations)

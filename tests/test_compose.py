@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -326,6 +327,46 @@ def test_the_engine_runs_shards_and_survives_a_killed_aggregator(stack: Stack, t
         process.terminate()
         process.wait(60)
         for volume in docker("volume", "ls", "--quiet", "--filter", f"name={project}").stdout.split():
+            docker("volume", "rm", "--force", volume)
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(900)
+def test_an_interrupted_run_resumes_on_its_volumes_and_only_under_its_own_config(stack: Stack, tmp_path: Path) -> None:
+    name, config = f"again-{os.getpid()}", tmp_path / "again.yaml"
+    text = f"name: {name}\nsites: 3\nrounds: 150\ntask: {{train: {{epochs: 1}}}}\n"
+    config.write_text(text)
+    up = [sys.executable, "-m", "fl_privacy", "up"]
+    words = [str(config), "--engine", "compose", "--runs-dir", str(tmp_path)]
+    process = subprocess.Popen([*up, *words], cwd=ROOT, env=stack.env, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + PATIENCE
+        while "round   2" not in docker("logs", f"fl-privacy-{name}-server-1", check=False).stdout:
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+        found = re.search(r"up --resume (\S+)", errors)
+        assert found is not None, errors
+        run = (ROOT / found[1]).resolve()
+        config.write_text(text.replace("epochs: 1", "epochs: 2"))
+        other = subprocess.run(
+            [*up, str(config), "--resume", run], cwd=ROOT, env=stack.env, capture_output=True, text=True
+        )
+        assert "task.train.epochs: 1 -> 2" in other.stderr
+        config.write_text(text.replace("rounds: 150", "rounds: 151"))
+        done = subprocess.run(
+            [*up, str(config), "--resume", run, "--json"], cwd=ROOT, env=stack.env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 151
+        (change,) = json.loads((run / "manifest.json").read_text())["changes"]
+        assert change["fields"] == [{"field": "rounds", "old": 150, "new": 151}]
+    finally:
+        process.terminate()
+        process.wait(60)
+        for volume in docker("volume", "ls", "--quiet", "--filter", f"name=fl-privacy-{name}").stdout.split():
             docker("volume", "rm", "--force", volume)
 
 

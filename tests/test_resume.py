@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from commands import cli, json_of
 from fl_privacy.config import Federation
 from fl_privacy.config.changes import accepted
-from fl_privacy.config.guarantee import guarantee, stated
+from fl_privacy.config.guarantee import Asked, guarantee, stated
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.deploy.engines.resume import Earlier, check
 from fl_privacy.deploy.plan import ServerPlan
@@ -82,11 +83,15 @@ def test_a_digest_that_no_key_explains_is_refused() -> None:
         accepted(before, Federation.parse(BASE), "run-1")
 
 
+def asked(evaluations: int = 0, **updates: int) -> Asked:
+    return Asked(Counter(updates), Counter(dict.fromkeys(updates, evaluations)))
+
+
 NOISY = "sites: [{name: a, epsilon: 2}, {name: b, epsilon: 4}, {name: c, epsilon: 4}]\nprivatise: {kind: %s}\n"
 
 
 def test_a_guarantee_of_noisy_updates_composes_what_was_asked() -> None:
-    terms = guarantee(Federation.parse(NOISY % "ldp"), {"a": 3, "b": 1})
+    terms = guarantee(Federation.parse(NOISY % "ldp"), asked(a=3, b=1))
     assert (terms.unit, terms.adjacency, terms.seeded) == ("site", "replace", False)
     a, b, c = (terms.budgets[name] for name in "abc")
     assert a.epsilon == pytest.approx(gaussian.epsilon(gaussian.sigma(2.0, 1e-5) / 3**0.5, 1e-5))
@@ -96,11 +101,11 @@ def test_a_guarantee_of_noisy_updates_composes_what_was_asked() -> None:
 
 def test_a_total_is_what_the_ledger_keeps_to() -> None:
     text = (NOISY % "ldp").replace("epsilon", "epsilon_total") + "rounds: 4"
-    whole, retried = (guarantee(Federation.parse(text), {"a": attempts}).budgets["a"] for attempts in (4, 9))
+    whole, retried = (guarantee(Federation.parse(text), asked(a=attempts)).budgets["a"] for attempts in (4, 9))
     assert [whole.epsilon, retried.epsilon] == pytest.approx([2.0, 2.0])
     assert whole.epsilon_per_round is not None
     assert whole.epsilon_per_round < 2.0
-    records = guarantee(Federation.parse(text.replace("ldp", "dpsgd")), {"a": 4}).budgets["a"]
+    records = guarantee(Federation.parse(text.replace("ldp", "dpsgd")), asked(a=4)).budgets["a"]
     assert (records.epsilon_per_round, records.epsilon) == (None, 2.0)
 
 
@@ -111,15 +116,28 @@ def test_a_total_is_planned_for_its_rounds() -> None:
         changed(text.replace("rounds: 4", "rounds: 5"), text)
 
 
+EVALUATED = NOISY % "ldp" + "route: {kind: shuffler}\nevaluate: {by: sites%s}\n"
+
+
+def test_evaluations_are_charged_too_and_covered_only_with_noise() -> None:
+    plain, noised = (Federation.parse(EVALUATED % more) for more in ("", ", epsilon: 2"))
+    for federation, covered in ((plain, False), (noised, True)):
+        terms = guarantee(federation, asked(1, a=1))
+        assert any("held-out" in text for text in terms.not_covered) is not covered
+        assert terms.budgets["a"].evaluations == int(covered)
+        twice = gaussian.epsilon(gaussian.sigma(2.0, 1e-5) / 2**0.5, 1e-5)
+        assert terms.budgets["a"].epsilon == pytest.approx(twice if covered else 2.0)
+
+
 def test_what_depends_on_a_site_s_records_is_left_to_its_ledger() -> None:
-    terms = guarantee(Federation.parse(NOISY % "dpsgd"), {"a": 3})
+    terms = guarantee(Federation.parse(NOISY % "dpsgd"), asked(a=3))
     assert (terms.unit, terms.adjacency) == ("record", "add-or-remove")
     assert (terms.budgets["a"].epsilon_per_round, terms.budgets["a"].epsilon) == (2.0, None)
 
 
 @pytest.mark.parametrize("text", [BASE, NOISY % "ldp" + "reproducible: true", NOISY % "dpsgd" + "reproducible: true"])
 def test_without_noise_or_with_seeded_noise_nothing_is_guaranteed(text: str) -> None:
-    terms = guarantee(Federation.parse(text), {"a": 3})
+    terms = guarantee(Federation.parse(text), asked(a=3))
     assert (terms.unit, terms.adjacency, terms.sites) == ("none", "none", "none")
     assert terms.seeded == bool(terms.not_covered) == ("reproducible" in text)
     assert next(iter(terms.lines())) == "guarantee: none (no differential privacy)"
@@ -132,12 +150,12 @@ def test_the_route_says_whom_its_sites_trust() -> None:
         "{kind: shards, aggregators: 2}": {("aggregator-0", "aggregator-1"), ("evaluator",)},
     }
     for route, parties in trusted.items():
-        terms = guarantee(Federation.parse(f"sites: 3\nroute: {route}"), {})
+        terms = guarantee(Federation.parse(f"sites: 3\nroute: {route}"), asked())
         assert {one.parties for one in terms.trust} == parties
 
 
 def test_an_audited_run_says_what_lies_in_its_folder() -> None:
-    assert "truth/" in " ".join(guarantee(Federation.parse(BASE + "audit: true"), {}).lines())
+    assert "truth/" in " ".join(guarantee(Federation.parse(BASE + "audit: true"), asked()).lines())
 
 
 @pytest.mark.parametrize(
@@ -149,7 +167,7 @@ def test_a_guarantee_that_nobody_vouches_for_is_checked_when_it_is_read(found: d
 
 
 def test_a_guarantee_reads_back_the_same() -> None:
-    terms = guarantee(Federation.parse(NOISY % "ldp"), {"a": 3, "b": 1})
+    terms = guarantee(Federation.parse(NOISY % "ldp"), asked(a=3, b=1))
     assert stated({"guarantee": json.loads(json.dumps(terms.model_dump(mode="json")))}, "run-1") == terms
     assert stated({"private": True}, "run-1") is None
 
@@ -161,7 +179,7 @@ def test_a_server_that_was_killed_counts_every_attempt_that_it_may_have_made(
     """Of rounds 3 and 4, and of the one that was open: three attempts each, at most."""
     federation = Federation.parse(NOISY % "ldp")
     before = {**manifest(federation), "format": 2, "run": "r", "rounds": 2, "status": status}
-    before |= {"guarantee": guarantee(federation, dict.fromkeys("abc", 2)).model_dump(mode="json")}
+    before |= {"guarantee": guarantee(federation, asked(a=2, b=2, c=2)).model_dump(mode="json")}
     (tmp_path / "manifest.json").write_text(json.dumps({**before, "observers": {}, "heads": {}, "files": {}}))
     plan = ServerPlan(run="r", run_dir=tmp_path, config=tmp_path, keys=tmp_path, log=tmp_path)
     found = Statement(federation, plan, Layout(()), 4).begin()

@@ -835,6 +835,8 @@ def test_a_completed_run_has_the_rounds_and_the_changes_that_it_states(tmp_path:
     report = verify(path, CA.pem)
     assert report.ok
     assert any("from round 2: rounds 1 -> 3" in finding.message for finding in report.findings)
+    RunWriter(path, {"run": RUN}, *SERVER).close("completed", rounds=2)  # and a farewell, which is no round
+    assert problems(path) == ""
     RunWriter(path, {"run": RUN}, *SERVER).close("completed", rounds=5)
     assert "states 5 rounds, and the server's view ends with round 3" in problems(path)
     RunWriter(path, {"run": RUN, "changes": [{"from_round": "x"}]}, *SERVER).close("completed", rounds=3)

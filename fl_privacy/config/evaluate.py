@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from fl_privacy.choices import Model
+from fl_privacy.dp import gaussian
 from fl_privacy.dp.counts import BOUNDS, Noise
+from fl_privacy.dp.ledger import Charge
 from fl_privacy.scores.form import Form
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
+
+
+NOT_COVERED = "counts of held-out records have no noise: no guarantee covers them"
 
 
 class Evaluate(Model):
@@ -62,6 +67,14 @@ def noise_of(federation: Federation) -> Noise | None:
     return Noise.of(exact_form(federation).classes, asked.clip, guard.unit, asked.epsilon, guard.at_delta)
 
 
+def charge_of(federation: Federation) -> Charge | None:
+    """What one evaluation costs a site; None without noise. Whatever is counted, it is noised as a whole."""
+    epsilon, guard = federation.evaluate.epsilon, federation.privatise
+    if epsilon is None or guard.unit is None or guard.adjacency is None or guard.at_delta is None:
+        return None
+    return Charge(gaussian.sigma(epsilon, guard.at_delta), guard.unit, guard.adjacency)
+
+
 def form_of(federation: Federation) -> Form:
     """The counts of an evaluation, as they travel."""
     noise = noise_of(federation)
@@ -76,4 +89,4 @@ def statement(federation: Federation) -> dict[str, Any]:
     terms: dict[str, Any] = {"by": "sites", "every": asked.every, "floor": federation.floor}
     if asked.epsilon is not None:
         return {**terms, "epsilon": asked.epsilon, "clip": asked.clip, "covered": True}
-    return {**terms, "covered": False, "note": "counts of held-out records have no noise: no guarantee covers them"}
+    return {**terms, "covered": False, "note": NOT_COVERED}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from fl_privacy.choices import Model
+from fl_privacy.config.evaluate import NOT_COVERED, charge_of
+from fl_privacy.dp.ledger import compose
 from fl_privacy.reading import validated
 from fl_privacy.routes.base import Trust
 
@@ -21,11 +24,12 @@ AUDITED = "truth/ holds the sites' updates without noise, and views/ what each p
 
 
 class Terms(Model):
-    """A site's budget. `epsilon` is for all attempts together; null: only the site's ledger can say."""
+    """A site's budget. `epsilon` is for all attempts and evaluations; null: only the site's ledger can say."""
 
     epsilon_per_round: float | None
     delta: float
     attempts: int
+    evaluations: int
     epsilon: float | None
 
 
@@ -51,19 +55,27 @@ class Guarantee(Model):
         for name, one in self.budgets.items():
             total = "in all as its ledger says" if one.epsilon is None else f"at most {one.epsilon:.4g} in all"
             each = "" if one.epsilon_per_round is None else f"{one.epsilon_per_round:.4g} per round, "
-            yield f"  {name}: epsilon {each}{total}, at delta {one.delta:g} ({one.attempts} attempts)"
+            asked = f"{one.attempts} attempts" + (f", {one.evaluations} evaluations" if one.evaluations else "")
+            yield f"  {name}: epsilon {each}{total}, at delta {one.delta:g} ({asked})"
         for party in self.trust:
             yield f"trust: {party}"
         for text in self.not_covered:
             yield f"not covered: {text}"
 
 
-def guarantee(federation: Federation, attempts: Mapping[str, int]) -> Guarantee:
-    """What a run guarantees. `attempts` is how often, at most, each site was asked: every attempt may be charged."""
+class Asked(NamedTuple):
+    """How often, at most, each site was asked for an update and for an evaluation: each may have been charged."""
+
+    updates: Counter[str]
+    evaluations: Counter[str]
+
+
+def guarantee(federation: Federation, asked: Asked) -> Guarantee:
+    """What a run guarantees after all that it asked of its sites."""
     given: dict[str, Any] = {"trust": federation.route.trust(), "seeded": federation.reproducible}
     if federation.unit is not None and not federation.reproducible:
         given |= {"unit": federation.unit, "adjacency": federation.privatise.adjacency}
-        given["sites"] = {s.name: _terms(federation, s, attempts.get(s.name, 0)) for s in federation.sites}
+        given["sites"] = {site.name: _terms(federation, site, asked) for site in federation.sites}
     return Guarantee(**given, not_covered=tuple(_uncovered(federation)))
 
 
@@ -73,16 +85,19 @@ def stated(manifest: Mapping[str, Any], where: str) -> Guarantee | None:
     return validated(Guarantee, found, f"{where}: guarantee") if isinstance(found, dict) else None
 
 
-def _terms(federation: Federation, site: Site, attempts: int) -> Terms:
+def _terms(federation: Federation, site: Site, asked: Asked) -> Terms:
     """The noise in training depends on a site's records, which only the site knows; a total is kept by its ledger."""
-    noise, budget = federation.privatise, site.budget
+    delta, budget, each, total = federation.privatise.at_delta, site.budget, site.epsilon, site.epsilon_total
     assert budget is not None
-    assert noise.at_delta is not None
-    each, total = site.epsilon, site.epsilon_total
-    if noise.after_training:
-        each, spent = (noise.epsilon_after(federation, budget, rounds) for rounds in (1, attempts))
+    assert delta is not None
+    updates, evaluations = (counts[site.name] for counts in asked)
+    charge, evaluation = federation.privatise.charge(federation, budget), charge_of(federation)
+    if charge is not None:
+        each = compose([charge], delta)
+        spent = compose([charge] * updates + ([evaluation] * evaluations if evaluation else []), delta)
         total = spent if total is None else min(total, spent)
-    return Terms(epsilon_per_round=each, delta=noise.at_delta, attempts=attempts, epsilon=total)
+    counted = evaluations if evaluation else 0
+    return Terms(epsilon_per_round=each, delta=delta, attempts=updates, evaluations=counted, epsilon=total)
 
 
 def _uncovered(federation: Federation) -> Iterator[str]:
@@ -90,3 +105,5 @@ def _uncovered(federation: Federation) -> Iterator[str]:
         yield SEEDED
     if federation.audit:
         yield AUDITED
+    if federation.unit is not None and federation.sites_evaluate and federation.evaluate.epsilon is None:
+        yield NOT_COVERED

@@ -126,6 +126,10 @@ class Privatise(Step):
         """Noise per parameter of an update at a site with this budget."""
         raise TypeError(f"{self.kind} has no budget")
 
+    def charge(self, federation: Federation, budget: float) -> Charge | None:
+        """What an update costs, as far as the config alone decides it; None if it depends on a site's records."""
+        return None
+
     def epsilon_after(self, federation: Federation, budget: float, rounds: int) -> float:
         """Epsilon of so many rounds at a site with this budget."""
         raise TypeError(f"{self.kind} has no budget")

@@ -19,13 +19,14 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.engines import compose
 from fl_privacy.deploy.engines.follow import Result
-from fl_privacy.deploy.engines.resume import Start
+from fl_privacy.deploy.engines.resume import Start, check
 from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.plan import new_run_name
 from fl_privacy.deploy.preflight.checks import find_data
 from fl_privacy.errors import Interrupted, LaunchError
 from fl_privacy.models.initial import check as check_init
 from fl_privacy.roles import ROLES
+from fl_privacy.transcript.run import MANIFEST
 
 IMAGE = "fl-privacy:{torch}"
 RUNS = "/runs"
@@ -112,12 +113,14 @@ def up(
 ) -> Result:
     """Run a federation to its end in containers; the run is copied to `runs_dir` and the containers are removed.
 
-    An interrupted run is on the server's volume, where `train` checks whether this config may resume it.
+    A run to `resume` is on the server's volume, where `train` checks whether this config may resume it.
     """
     began = time.monotonic()
     check_init(federation)
     find_data(federation, data_dir)
     runs_dir, run = (resume.parent, resume.name) if resume else (runs_dir, new_run_name(federation))
+    if resume is not None and (resume / MANIFEST).exists():
+        check(resume, federation)
     project = Project(federation, run, runs_dir, data_dir)
     try:
         project.compose("up", "--detach", "--no-build", "--remove-orphans")
@@ -128,6 +131,7 @@ def up(
             say(line)
             reason = line.removeprefix("error: ") if line.startswith("error: ") else reason
         code = int(server.wait()["StatusCode"])
+        reason = "; ".join(filter(None, [reason, *_sites_reasons(project)])) if code else reason
         if code and "(logs:" not in reason:
             raise LaunchError(reason or f"the server's container ended with {code}")  # it failed before there was a run
         project.take("server", f"{RUNS}/{project.run}", project.runs_dir)
@@ -143,6 +147,16 @@ def up(
     return Result.of(run_dir, end, time.monotonic() - began, spent)
 
 
+def _sites_reasons(project: Project) -> list[str]:
+    """Why sites gave up, from their containers: the server only sees that they are missing."""
+    found = []
+    there = project.containers()
+    for name in project.federation.site_names:
+        lines = there[name].logs(tail=20).decode("utf-8", "replace").splitlines() if name in there else []
+        found += [f"{name}: {line.removeprefix('error: ')}" for line in lines if line.startswith("error: ")][-1:]
+    return found
+
+
 def _collect(project: Project) -> None:
     """Under `audit: true`, what each party recorded of the run, from its own volume."""
     if not project.federation.audit:
@@ -153,6 +167,7 @@ def _collect(project: Project) -> None:
             target = project.runs_dir / project.run / group
             with suppress(LaunchError):  # it recorded nothing
                 project.take(name, f"/kit/{group}/{project.run}", target)
+                shutil.rmtree(target / name, ignore_errors=True)  # of the run before it was resumed
                 (target / project.run).rename(target / name)
 
 

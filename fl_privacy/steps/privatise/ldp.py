@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fl_privacy.dp import ldp
-from fl_privacy.dp.ledger import compose
+from fl_privacy.dp.ledger import Charge, compose
 from fl_privacy.steps.base import At, Guard, Privatise, Seat
 from fl_privacy.vector import Vector
 
@@ -36,8 +36,11 @@ class Ldp(Privatise):
     def noise(self, federation: Federation, budget: float) -> float:
         return ldp.scale(self.clip, budget, self.delta, federation.budget_rounds)
 
+    def charge(self, federation: Federation, budget: float) -> Charge:
+        return ldp.charge(budget, self.delta, federation.budget_rounds)
+
     def epsilon_after(self, federation: Federation, budget: float, rounds: int) -> float:
-        return compose([ldp.charge(budget, self.delta, federation.budget_rounds)] * rounds, self.delta)
+        return compose([self.charge(federation, budget)] * rounds, self.delta)
 
     def missing(self, federation: Federation, budget: float, weakest: float) -> float:
         return ldp.missing(self.clip, budget, weakest, self.delta, federation.budget_rounds)
