@@ -55,7 +55,7 @@ class Aggregator(Middleware):
         state = self._state(header.run, create=True)
         shard = await self.take_model(header.length, header.digest, parts)
         self._check_unseeded(header.run)  # the run may have started while the shard arrived
-        await asyncio.to_thread(self._store.save, state.name, 0, shard, {}, 0)
+        await asyncio.to_thread(self._store.save, state.name, 0, shard, {})
         self.put_model(state, shard, 0)
         return pb.Empty()
 

@@ -20,7 +20,7 @@ class ShardStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def save(self, run: str, round: int, shard: NDArray[np.float32], moments: Arrays, best: int) -> None:
+    def save(self, run: str, round: int, shard: NDArray[np.float32], moments: Arrays, best: int = 0) -> None:
         named = {MOMENT + name: array for name, array in moments.items()}
         try:
             self._run(run).save(round, {"shard": shard, **named}, best)

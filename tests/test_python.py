@@ -248,7 +248,10 @@ def test_a_checkpoint_that_was_changed_is_not_exported(run: fl_privacy.Run) -> N
 def test_a_sharded_federation_starts_from_the_model_and_stops_early(
     run: fl_privacy.Run, exported: Path, runs: Path
 ) -> None:
-    """No round can improve the loss by 100, so the first stays the best and two more are waited for."""
+    """No round can improve the loss by 100, so the first stays the best and two more are waited for.
+
+    The aggregators keep its shards meanwhile, and every site gets both models.
+    """
     changed = {"route": {"kind": "shards", "aggregators": 2}, "stop": {"patience": 2, "min_delta": 100}}
     config = {**CONFIG, **changed, "name": "again", "rounds": 9, "audit": True}
     second = fl_privacy.up(config, engine="simulation", runs_dir=runs, init=exported / "model.safetensors", quiet=True)
@@ -262,8 +265,14 @@ def test_a_sharded_federation_starts_from_the_model_and_stops_early(
     file = hashlib.sha256((exported / "model.safetensors").read_bytes()).hexdigest()
     assert manifest["config"]["init"]["sha256"] == file
     assert verify(second.path, (runs / "pki" / "ca.pem").read_bytes()).ok
+    work = Workload(second.federation)
+    for name, round in (("last", 3), ("best", 1)):  # no server has them: they are what the sites received
+        scored = work.evaluate(vector.flatten(second.model(name))[0])
+        assert scored.loss == pytest.approx(found[round]["loss"], rel=1e-6)
+        kept = sorted((runs / "sites" / "again").glob(f"*/models/{second.name}/{name}.json"))
+        assert [json.loads(path.read_text())["round"] for path in kept] == [round] * 3
     events = [json.loads(line) for line in (second.path / "logs" / "sites.log").read_text().splitlines()]
-    assert {event["round"] for event in events if event["event"] == "uploaded"} == {1, 2, 3}
+    assert {event["round"] for event in events if event["event"] == "charged"} == {1, 2, 3}
     assert not [event for event in events if event["event"] in ("failed", "refused", "not-sent")]
 
 
