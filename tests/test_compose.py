@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+import hearts
 from containers import ROOT, docker, enabled
 from fl_privacy.config import Federation
 from fl_privacy.deploy.engines import compose, containers
@@ -368,6 +369,24 @@ def test_an_interrupted_run_resumes_on_its_volumes_and_only_under_its_own_config
         process.wait(60)
         for volume in docker("volume", "ls", "--quiet", "--filter", f"name=fl-privacy-{name}").stdout.split():
             docker("volume", "rm", "--force", volume)
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(900)
+def test_one_file_per_container_gives_the_model_of_the_pooled_folder(stack: Stack, tmp_path: Path) -> None:
+    name = f"hearts-{os.getpid()}"
+    configs = {"compose": hearts.federation(name, hearts.spread(tmp_path)), "simulation": hearts.federation(name)}
+    models = []
+    for engine, values in configs.items():
+        path = tmp_path / f"{engine}.yaml"
+        path.write_text(yaml.safe_dump(values))
+        data = ["--data-dir", str(hearts.data_folder())] if engine == "simulation" else []
+        words = ["up", str(path), "--engine", engine, "--runs-dir", str(tmp_path / engine), "--json", *data]
+        command = [sys.executable, "-m", "fl_privacy", *words]
+        done = subprocess.run(command, cwd=ROOT, env=stack.env, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+        models.append(hearts.model_of(Path(json.loads(done.stdout.splitlines()[-1])["path"])))
+    assert (models[0] == models[1]).all()
 
 
 @pytest.mark.containers

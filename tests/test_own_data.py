@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import hearts
 from commands import cli
 from fl_privacy.config import Federation
 from fl_privacy.errors import ConfigError, DataError, FederationError
@@ -211,31 +212,12 @@ def test_the_template_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.Mo
 # A site reads its own folder
 
 
-def test_heart_disease_needs_only_the_own_centre_s_file(tmp_path: Path, data_dir: Path) -> None:
-    centres = ("cleveland", "hungarian", "switzerland", "va")
-    sites = []
-    for centre in centres:
-        own = tmp_path / centre / "heart-disease"
-        own.mkdir(parents=True)
-        name = f"processed.{centre}.data"
-        (own / name).write_bytes((data_dir / "heart-disease" / name).read_bytes())
-        sites.append({"name": centre, "data": str(tmp_path / centre)})
-    task = {"dataset": "heart-disease", "partition": {"kind": "by-site"}}
-    apart = Workload(Federation.model_validate({"sites": sites, "task": task}))
-    pooled = Workload(Federation.model_validate({"sites": 4, "task": task}), data_dir)
-    for number, centre in enumerate(centres):
-        one, other = apart.site_data(centre), pooled.site_data(f"site-{number}")
+def test_heart_disease_needs_only_the_own_centre_s_file(tmp_path: Path) -> None:
+    apart = Workload(Federation.model_validate(hearts.federation("hearts", hearts.spread(tmp_path))))
+    pooled = Workload(Federation.model_validate(hearts.federation("hearts")), hearts.data_folder())
+    for centre in hearts.CENTRES:
+        one, other = apart.site_data(centre), pooled.site_data(centre)
         assert (one.x == other.x).all()
         assert (one.y == other.y).all()
     with pytest.raises(DataError, match=r"processed\.va\.data cannot be read"):
         apart.federation.task.data_set.of_site("va", tmp_path / "cleveland")
-
-
-@pytest.fixture
-def data_dir() -> Path:
-    import os
-
-    given = os.environ.get("FL_PRIVACY_DATA")
-    if not given or not (Path(given) / "heart-disease").is_dir():
-        pytest.skip("needs the heart-disease files in FL_PRIVACY_DATA")
-    return Path(given)

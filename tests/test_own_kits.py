@@ -16,16 +16,15 @@ import numpy as np
 import pytest
 import yaml
 
+import hearts
 from commands import cli
 from fl_privacy.deploy.kits.kit import read_kit, write_kit
 from fl_privacy.models import kept
-from fl_privacy.round.checkpoints import Checkpoints
 from helpers import eventually
 from netns import Network, network
-from test_own_data import CLINICS, FILES, data_dir, folder  # noqa: F401 (fixtures)
+from test_own_data import CLINICS, FILES, folder  # noqa: F401 (a fixture)
 
 PROGRAM = Path(sys.executable).with_name("fl-privacy")
-CENTRES = ("cleveland", "hungarian", "switzerland", "va")
 NAMES = {"fl.example.org": "10.77.0.2", "mix.example.org": "10.77.0.3"}
 HOSTS = {"superlink": "fl.example.org:9443", "shuffler": "mix.example.org:9444"}
 UP = 240.0
@@ -116,31 +115,17 @@ def test_a_task_of_one_s_own_runs_only_where_it_was_accepted(net: Network, folde
 
 
 def test_heart_disease_with_one_file_per_machine_gives_the_model_of_the_pooled_folder(
-    net: Network,
-    data_dir: Path,  # noqa: F811
-    tmp_path: Path,
+    net: Network, tmp_path: Path
 ) -> None:
-    apart = {}
-    for centre in CENTRES:
-        own = tmp_path / centre / "heart-disease"
-        own.mkdir(parents=True)
-        shutil.copy(data_dir / "heart-disease" / f"processed.{centre}.data", own)
-        apart[centre] = tmp_path / centre
-    values = {
-        "name": "hearts",
-        "sites": [{"name": centre, "data": str(apart[centre])} for centre in CENTRES],
-        "rounds": 3,
-        "reproducible": True,
-        "task": {"dataset": "heart-disease", "partition": {"kind": "by-site"}, "train": {"epochs": 2, "lr": 0.01}},
-    }
+    apart = hearts.spread(tmp_path)
     config, pooled = tmp_path / "apart.yaml", tmp_path / "pooled.yaml"
-    config.write_text(yaml.safe_dump(values))
-    pooled.write_text(yaml.safe_dump({**values, "sites": [{"name": centre} for centre in CENTRES]}))
+    config.write_text(yaml.safe_dump(hearts.federation("hearts", apart)))
+    pooled.write_text(yaml.safe_dump(hearts.federation("hearts")))
     runs = ("--runs-dir", tmp_path / "runs", "--json")
-    one = cli("up", pooled, "--engine", "simulation", "--data-dir", data_dir, *runs)
+    one = cli("up", pooled, "--engine", "simulation", "--data-dir", hearts.data_folder(), *runs)
     two = cli("up", config, *runs)
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
     found = [Path(json.loads(done.stdout)["path"]) for done in (one, two)]
     found.append(Path(Consortium(net, tmp_path, config, apart).train()["path"]))
-    models = [Checkpoints(path / "checkpoints").load(3)["model"] for path in found]
+    models = [hearts.model_of(path) for path in found]
     assert all(np.array_equal(models[0], model) for model in models)
