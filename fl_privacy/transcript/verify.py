@@ -13,6 +13,7 @@ from cryptography.x509.verification import Store
 from fl_privacy.errors import TranscriptError
 from fl_privacy.transcript.chain import CHAIN, HEAD, Chain, is_interrupted, read_chain, unsigned_files
 from fl_privacy.transcript.files import file_sha256
+from fl_privacy.transcript.read import View
 from fl_privacy.transcript.run import (
     MANIFEST,
     SIGNATURE,
@@ -114,8 +115,8 @@ def _check_history(root: Path, manifest: dict[str, Any], completed: bool, report
         report.problem(MANIFEST, str(error))
     if completed and "guarantee" in manifest:
         with suppress(TranscriptError):  # a view that cannot be read is a problem of its own
-            entries = read_chain(view_folder(root, f"{VIEWS}/server")).entries
-            stated, seen = manifest.get("rounds"), max((entry.round for entry in entries), default=0)
+            rounds = View(view_folder(root, f"{VIEWS}/server")).rounds
+            stated, seen = manifest.get("rounds"), max(rounds, default=0)
             if stated not in (seen, seen - 1):  # the farewell, in which sites get the final model, comes after the last
                 report.problem(MANIFEST, f"states {stated} rounds, and the server's view ends with round {seen}")
 
