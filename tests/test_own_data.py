@@ -97,6 +97,14 @@ def test_a_site_runs_only_what_its_operator_accepted_or_its_policy_lists(tmp_pat
     assert {line[:1] for line in accepted.changes(changed, state).splitlines() if "1.0]" in line} == {"+", "-"}
 
 
+def test_a_run_that_somebody_sent_brings_no_code(tmp_path: Path) -> None:
+    federation, state = load(tmp_path, FILES["task.py"]), tmp_path / "sites" / "clinic-a"
+    with pytest.raises(ConfigError, match="no site here accepted"):
+        accepted.check_here(federation, [state])
+    accepted.accept(federation, state)
+    accepted.check_here(federation, [tmp_path / "other", state])
+
+
 # A task's own errors are reported as such
 
 BROKEN = {

@@ -15,6 +15,7 @@ from attacks.common.observed import as_received
 from fl_privacy.config.changes import config_of
 from fl_privacy.errors import TranscriptError
 from fl_privacy.shuffle.job import Job, mix, top_up
+from fl_privacy.tasks import accepted
 from fl_privacy.tasks.attacker import Facts, facts_of
 from fl_privacy.transcript.events import Event, Mixing, Row
 from fl_privacy.transcript.read import Run, View
@@ -57,6 +58,8 @@ class Truth:
 
     def __init__(self, run: Run, data_dir: Path | None = None) -> None:
         self.federation = config_of(run.manifest, str(run.path / "manifest.json"))
+        states = (run.path.parent / "sites" / self.federation.name / name for name in self.federation.site_names)
+        accepted.check_here(self.federation, states)  # a run that somebody sent must not bring code
         if not self.federation.audit or not run.sites:
             raise TranscriptError(f"{run.path}: holds no truth to score against; record the run with `audit: true`")
         self._run, self._data_dir, self._rounds = run, data_dir, dict[int, RoundTruth]()

@@ -36,15 +36,7 @@ def may_run(found: Found) -> bool:
     """Whether the task is ours, or code that a site on this machine or the owner of the kit has accepted."""
     task = found.federation.task
     ours = not task.is_own or found.code == task.sha256
-    return ours or any(_accepted(found, state) for state in found.states.values())
-
-
-def _accepted(found: Found, state: Path) -> bool:
-    try:
-        accepted.check(found.federation, state)
-    except ConfigError:
-        return False
-    return True
+    return ours or any(accepted.may_run(found.federation, state) for state in found.states.values())
 
 
 def write(found: Found, to: Path, shape: tuple[int, ...] | None = None) -> tuple[Path, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,22 @@ def check(federation: Federation, state: Path | None, listed: tuple[str, ...] = 
     if state is None or not (state / FOLDER / f"{task.sha256}.txt").is_file():
         fix = "read it and run `fl-privacy site accept-task KIT`, or add the digest to `code` in the policy"
         raise ConfigError(f"task: {task.label} (sha256 {task.sha256}) is not accepted at this site; {fix}")
+
+
+def check_here(federation: Federation, states: Iterable[Path]) -> None:
+    """Refuse a task's code that no site on this machine, by its state folder, has accepted."""
+    task = federation.task
+    if task.is_own and not any(may_run(federation, state) for state in states):
+        raise ConfigError(f"task: no site here accepted {task.label} (sha256 {task.sha256}), so it is not run")
+
+
+def may_run(federation: Federation, state: Path) -> bool:
+    """Whether a site with this state folder runs the task's code."""
+    try:
+        check(federation, state)
+    except ConfigError:
+        return False
+    return True
 
 
 def changes(federation: Federation, state: Path) -> str:
