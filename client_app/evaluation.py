@@ -18,7 +18,7 @@ from fl_privacy.tasks.data import Dataset
 from fl_privacy.vector import Vector
 
 ALONE = "alone"
-RECENT = 2**20  # bytes at the end of the journal: a round is repeated at once or never
+RECENT = 2**17  # bytes at the end of the journal: a round is repeated at once or never
 MOST_ROUNDS = 10  # of the federation's training, for the model that a site trains alone
 
 
@@ -91,31 +91,40 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._recent: tuple[str, int, bytes] = "", -1, b""  # of which run, when the file had this size, its end
 
     def has(self, run: str, model: int | str) -> bool:
         """Whether there is a line about this model: that after a round, or the one trained alone."""
-        return any(line.startswith(_about(model)) for line in self._recent(run).splitlines())
+        return b"\n" + _about(model) in b"\n" + self._end(run)
 
     def add(self, run: str, model: int | str, line: dict[str, Any]) -> None:
         """Append a line, unless it is there: a repeated attempt evaluates the same model."""
         if self.has(run, model):
             return
         text = _about(model) + json.dumps(line)[1:].encode() + b"\n"
-        cut = not (b"\n" + self._recent(run)).endswith(b"\n")  # a crash left half a line
+        if not (b"\n" + self._end(run)).endswith(b"\n"):
+            text = b"\n" + text  # after half a line, which a crash left
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._path(run).open("ab") as file:
-                file.write(b"\n" + text if cut else text)
+                file.write(text)
+                size = file.tell()
         except OSError as error:
             raise FederationError(f"state {self._path(run)}: {error.strerror}; free some disk space") from None
+        self._recent = run, size, (self._recent[2] + text)[-RECENT:]
 
-    def _recent(self, run: str) -> bytes:
+    def _end(self, run: str) -> bytes:
+        """The end of the file, read only if another process of the site wrote to it."""
         path = self._path(run)
-        if not path.exists():
-            return b""
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - RECENT))
-            return file.read()
+        size = path.stat().st_size if path.exists() else 0
+        if self._recent[:2] != (run, size):
+            end = b""
+            if size:
+                with path.open("rb") as file:
+                    file.seek(max(0, size - RECENT))
+                    end = file.read()
+            self._recent = run, size, end
+        return self._recent[2]
 
     def _path(self, run: str) -> Path:
         return self._folder / f"{run}.jsonl"

@@ -19,8 +19,8 @@ Ints = NDArray[np.int64]
 
 LONGEST = 2**16  # numbers in a vector
 MOST_CLASSES = 128  # with a confusion matrix and score histograms
-HISTOGRAMS = 2**14  # numbers in all exact score histograms together
-MOST_BINS, NOISY_BINS = 4096, 32  # per score histogram; noise adds up over bins, so few are better then
+HISTOGRAMS = 2**13  # numbers in all exact score histograms together, unless there are very many classes
+FEWEST_BINS, NOISY_BINS = 64, 32  # per score histogram; noise adds up over bins, so few are better then
 CONFIDENCES = 15  # bins of confidence for the calibration error
 LIMB, LIMBS = 32, 3  # an exact loss is three numbers of 32 bits, the last one its fraction; each is summed
 MASK = 2**LIMB - 1
@@ -56,7 +56,7 @@ class Form:
         if self.clip is not None:
             return NOISY_BINS
         room = HISTOGRAMS // (2 * max(1, len(self.scored)))
-        return min(MOST_BINS, 1 << room.bit_length() - 1)
+        return max(FEWEST_BINS, 1 << room.bit_length() - 1)
 
     @cached_property
     def blocks(self) -> dict[str, tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class Scores:
     def numbers(self) -> dict[str, Any]:
         """Accuracy, loss and RMSE, and whatever else is known except the confusion matrix."""
         usual = ("accuracy", "loss", "rmse")
-        found = {name: value for name, value in asdict(self).items() if name in usual or value is not None}
+        found = {name: value for name, value in vars(self).items() if name in usual or value is not None}
         found.pop("confusion", None)
         return found
 
