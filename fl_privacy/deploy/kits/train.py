@@ -48,7 +48,9 @@ def train(
     with alone(folder):
         _place_init(folder, init)
         prepare(folder)
-        return _train(folder, _run_name(folder, fresh, name), watch)
+        run = _run_name(folder, fresh, name)
+        _check_resumed(folder, run, asked=name is not None)
+        return _train(folder, run, watch)
 
 
 def _place_init(folder: Folder, given: Path | None) -> None:
@@ -85,7 +87,6 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     if not room.ok:
         raise LaunchError(f"disk: {room.detail}; {room.fix}")
     began, run_dir = time.monotonic(), runs / run
-    _check_resumed(folder, run_dir)
     fleet = Fleet(run_dir / "logs", folder.run / "pids.json")
     ports = Ports.free()
     supervisor = Supervisor(folder, fleet, Log("server"), [Watched(p) for p in processes(folder.place, ports)])
@@ -133,14 +134,16 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     return Result.of(run_dir, end, time.monotonic() - began, [])
 
 
-def _check_resumed(folder: Folder, run_dir: Path) -> None:
-    """The unfinished run continues only under its own config."""
+def _check_resumed(folder: Folder, run: str, asked: bool) -> None:
+    """A run continues only under its own config; one that nobody asked for can be left behind."""
+    run_dir = folder.path / folder.kit.runs / run
     if not (run_dir / MANIFEST).exists():
         return
     try:
-        accepted(load_manifest(run_dir)[0], folder.federation, run_dir.name)
+        accepted(load_manifest(run_dir)[0], folder.federation, run)
     except ConfigError as error:
-        raise ConfigError(f"{error}; or start another run with fl-privacy train {folder.path} --new") from None
+        other = "" if asked else f"; or start another run with fl-privacy train {folder.path} --new"
+        raise ConfigError(f"{error}{other}") from None
 
 
 def export(result: Result, target: Path) -> bool:
