@@ -51,7 +51,7 @@ def test_every_command_of_the_page_runs(folder: Path, monkeypatch: pytest.Monkey
     assert "dpsgd          possible" in printed["fl-privacy task check task.py --data-dir clinic-a"]
     plain, private = (float(re.findall(r"final accuracy (\d\.\d+)", text)[0]) for text in _runs(printed))
     assert plain > 0.88
-    assert private > 0.75
+    assert private > 0.7
     ledgers = re.findall(r"ledger (clinic-\w): epsilon (\d\.\d+) spent", _runs(printed)[1])
     assert [name for name, _ in ledgers] == list(CLINICS)
     assert all(7.9 < float(spent) <= 8 for _, spent in ledgers)

@@ -111,7 +111,7 @@ def test_a_task_of_one_s_own_runs_only_where_it_was_accepted(net: Network, folde
     assert FILES["task.py"].splitlines()[0] in done.stdout
     result = made.train()
     assert result["status"] == "completed"
-    assert result["accuracy"] > 0.75
+    assert result["accuracy"] > 0.7
 
 
 def test_heart_disease_with_one_file_per_machine_gives_the_model_of_the_pooled_folder(
