@@ -398,3 +398,12 @@ def test_an_interval_shifts_with_its_values(values: list[float], step: float) ->
 def test_the_command_line_loads_neither_torch_nor_matplotlib() -> None:
     code = "import sys, fl_privacy.cli; print([m for m in ('torch', 'matplotlib', 'attacks') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_every_shipped_matrix_is_valid_and_options_go_with_their_data_set() -> None:
+    for path in (Path(__file__).parent.parent / "configs" / "papers").glob("*.yaml"):
+        assert load(path, False).jobs
+        assert load(path, True).jobs
+    below = {"task": {"dataset": "lcl", "options": {"scaling": "public"}, "model": "lstm"}}
+    assert merged(below, {"task": {"dataset": "mnist"}})["task"] == {"dataset": "mnist", "model": "lstm"}
+    assert merged(below, {"task": {"model": "mlp"}})["task"]["options"] == {"scaling": "public"}

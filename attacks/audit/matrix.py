@@ -193,12 +193,13 @@ def load(path: str | Path, reduced: bool = False) -> Audit:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, key by key; where the `kind` changes, nothing of the old kind stays."""
+    """`above` over `below`, key by key; where the `kind` or the data set changes, nothing that belongs to it stays."""
     made = dict(below)
     for key, value in above.items():
         old = made.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, old.get("kind")):
-            made[key] = merged(old, value)
+            same = value.get("dataset", old.get("dataset")) == old.get("dataset")
+            made[key] = merged({k: v for k, v in old.items() if same or k != "options"}, value)
         else:
             made[key] = value
     return made
