@@ -310,6 +310,10 @@ def test_every_role_can_be_scraped_during_the_run(seen: Seen) -> None:
     assert values(seen.scrapes["worker-site-1"])["fl_privacy_epsilon_left"] == float("inf")
 
 
+# The final model, and the best one if that is another.
+ONE_OR_TWO = ([3], [3, 4])
+
+
 def test_a_site_s_log_records_what_left_it_under_which_policy(seen: Seen) -> None:
     sha256 = hashlib.sha256(seen.policy.read_bytes()).hexdigest()
     (policy,) = seen.kept("worker-site-0", "policy")
@@ -321,8 +325,9 @@ def test_a_site_s_log_records_what_left_it_under_which_policy(seen: Seen) -> Non
         2 + FAREWELLS,
         sha256,
     )
-    charged, (*uploaded, farewell) = seen.kept("worker-site-0", "charged"), seen.kept("worker-site-0", "uploaded")
-    assert (farewell["round"], farewell["bytes"]) == (3, 0)
+    charged, sent = seen.kept("worker-site-0", "charged"), seen.kept("worker-site-0", "uploaded")
+    uploaded = [event for event in sent if event["bytes"]]
+    assert [event["round"] for event in sent if not event["bytes"]] in ONE_OR_TWO
     assert [(e["round"], e["epsilon"], e["policy"]) for e in charged] == [(1, 8.0, sha256), (2, 8.0, sha256)]
     ledger = next(row for row in seen.result.ledgers if row["site"] == "site-0")
     assert charged[-1]["spent"] == pytest.approx(ledger["spent"])
@@ -335,8 +340,9 @@ def test_a_site_s_log_records_what_left_it_under_which_policy(seen: Seen) -> Non
 
 def test_the_other_logs_record_who_joined_what_was_released_and_the_progress_of_the_run(seen: Seen) -> None:
     assert sorted(e["site"] for e in seen.kept("shuffler", "joined")) == sorted(SITES)
-    assert [(e["round"], e["count"]) for e in seen.kept("shuffler", "released")] == [(1, 3), (2, 3), (3, 3)]
-    assert [e["round"] for e in seen.kept("server", "farewell")] == [3]
+    released, farewells = seen.kept("shuffler", "released"), [e["round"] for e in seen.kept("server", "farewell")]
+    assert farewells in ONE_OR_TWO
+    assert [(e["round"], e["count"]) for e in released] == [(round, 3) for round in (1, 2, *farewells)]
     assert [e["round"] for e in seen.kept("server", "evaluated")] == [0, 1, 2]
     assert len(seen.kept("server", "started")) == len(seen.kept("server", "completed")) == 1
     assert not any(name in json.dumps(e) for e in kept(seen.events / "server.jsonl") for name in SITES)
