@@ -31,7 +31,7 @@ def read(path: Path | None, names: Iterable[str]) -> dict[str, NDArray[Any]] | N
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError):
         return None
 
 
