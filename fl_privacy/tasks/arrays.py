@@ -21,6 +21,7 @@ from fl_privacy.tasks.own_files import LARGEST, File, HeldOut, contents, own_fil
 Array = NDArray[Any]
 Name = Annotated[str, Field(min_length=1)]
 
+BROKEN = (OSError, ValueError, EOFError, MemoryError, NotImplementedError)  # what reading a damaged file raises
 NOT_FINITE = "not a finite number (correct or remove the record)"
 TOO_LARGE = f"more than {LARGEST >> 20} MiB of numbers (split the file over more sites)"
 
