@@ -127,15 +127,7 @@ def _read(path: Path, names: Sequence[str], add: Add) -> dict[str, Array]:
 
     try:
         arrays = READERS[path.suffix](path, names, add)
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        MemoryError,
-        zipfile.BadZipFile,
-        ArrowException,
-        NotImplementedError,
-    ) as error:
+    except (*BROKEN, zipfile.BadZipFile, ArrowException) as error:
         add(f"not readable: {(str(error) or type(error).__name__).splitlines()[0][:80]} (save it again, as numbers)")
         return {}
     lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
