@@ -11,6 +11,7 @@ from fl_privacy.errors import DataError
 from fl_privacy.tasks.data import Dataset, Parts
 
 RETURN = "return ((x, y), (x, y)), training and held-out records, or two PyTorch Datasets"
+NAMES = ("training records", "held-out records")
 
 
 def parts_of(returned: Any, where: str) -> Parts:
@@ -26,9 +27,6 @@ def parts_of(returned: Any, where: str) -> Parts:
         shapes = f"{train.x.shape[1:]} to train on and {held_out.x.shape[1:]} held out"
         raise DataError(f"{where}: records have shape {shapes}; make them equal")
     return Parts(train, held_out)
-
-
-NAMES = ("training records", "held-out records")
 
 
 def dataset_of(half: Any, where: str) -> Dataset:
