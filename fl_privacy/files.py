@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import resource
 import secrets
+import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
+from fl_privacy.errors import LaunchError
+
 PART = ".part"  # what the name of an unfinished file ends with
 POLL = 0.1
+OTHERS = 0o077  # what group and others may do
 
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -49,6 +55,31 @@ def replace(path: Path, data: bytes, *, mode: int = 0o666, durable: bool = True,
         file.write(data)
 
 
+def create(path: Path, data: bytes, mode: int = 0o666) -> bool:
+    """Make a file that is whole and on the disk before it has its name; False if there is one, which stays."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+        _sync(part)
+        os.link(part, path)
+        made = True
+    except FileExistsError:
+        made = False
+    finally:
+        part.unlink(missing_ok=True)
+    _sync(path.parent)
+    return made
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it; they are on the disk when this returns."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync(path.parent)
+
+
 def write_public(path: Path, data: bytes) -> None:
     """As `replace`, for files that can be made again; missing folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,15 +95,49 @@ def write_secret(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def mode_of(path: Path) -> int:
+    """Who may do what with a file or folder; 0 if it does not exist."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return 0
+
+
+def check_private(path: Path) -> None:
+    """Refuse a secret that other users could read."""
+    if (mode := mode_of(path)) & OTHERS:
+        raise LaunchError(f"{path}: mode {mode:04o} lets other users read it; run chmod 600 {path}")
+
+
 def append(path: Path, at: int, line: bytes) -> int:
     """Write `line` at offset `at`, over whatever a failed append left there; returns the offset of the next one."""
-    with open(path, "r+b" if path.exists() else "wb") as file:
-        file.seek(at)
-        file.truncate()
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        os.ftruncate(handle, at)
+        write_all(handle, line)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
     return at + len(line)
+
+
+def whole_lines(data: bytes) -> list[bytes]:
+    """The lines of a file that lines are appended to, without what a crash left of the last one.
+
+    That has no end, or after a power cut zeros where something was not on the disk yet.
+    """
+    *lines, rest = data.split(b"\n")
+    return lines[:-1] if lines and not rest and b"\0" in lines[-1] else lines
+
+
+def write_all(handle: int, data: bytes) -> None:
+    """Write all of it, however many calls the system needs for it, or raise an OSError."""
+    rest = memoryview(data)
+    while rest:
+        written = os.write(handle, rest)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rest = rest[written:]
 
 
 def sync_folder(folder: Path) -> None:
@@ -88,12 +153,12 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def lock(path: Path, flags: int = 0, wait: float | None = None) -> int:
-    """Lock a file, which is made if there is none, or a folder; closing the returned handle releases it.
+def lock(path: Path, flags: int = 0, wait: float | None = None, make: bool = True) -> int:
+    """Lock a file, which `make` makes if there is none, or a folder; closing the returned handle releases it.
 
     BlockingIOError if another process still holds it after `wait` seconds; None waits for ever.
     """
-    own = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT | flags
+    own = os.O_RDONLY if path.is_dir() else os.O_RDWR | flags | (os.O_CREAT if make else 0)
     handle = os.open(path, own | os.O_CLOEXEC, 0o600)
     until = None if wait is None else time.monotonic() + wait
     try:
@@ -143,6 +208,16 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     except OSError:
         return (0, 0, 0)
     return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def allow_open_files(wanted: int) -> int:
+    """Let this process open so many files if the system allows it, and return how many: a connection is one too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
 
 
 def rotate(names: Sequence[Path]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from fl_privacy.errors import ConfigError
 
@@ -52,6 +53,8 @@ REASONS = {
     "set_type": _LIST,
     "path_type": "use a path",
 }
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
+DEEPEST = 50  # level of YAML
 MOST = 8  # problems in one message
 LONGEST = 60  # characters of a value
 
@@ -62,19 +65,35 @@ def text_of(path: str | Path, what: str = "config") -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{what} {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        reason = f"({getattr(error, 'strerror', None) or error}){_near(Path(path))}"
+        raise ConfigError(f"{what} {path}: cannot be read {reason}") from None
+
+
+def _near(path: Path) -> str:
+    close = get_close_matches(path.stem, [file.stem for file in path.parent.glob(f"*{path.suffix}")], 1)
+    return f"; did you mean {close[0]}{path.suffix}?" if close else "; check the path"
 
 
 def mapping(text: str, source: str, page: str = "docs/config.md") -> dict[str, Any]:
     """Parse YAML text that must be a mapping; `page` documents its keys."""
     try:
-        values = yaml.safe_load(text)
+        _check_depth(text, source)
+        values = yaml.load(text, Loader=LOADER)
     except yaml.YAMLError as error:
         reason = re.sub(r"\s+", " ", str(error))
         raise ConfigError(f"{source}: not YAML: {reason}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: expected keys and values, got {type(values).__name__}; see {page}")
     return values
+
+
+def _check_depth(text: str, source: str) -> None:
+    """Loaders recurse, and libyaml's without a limit of its own."""
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ConfigError(f"{source}: not YAML of ours: it has more than {DEEPEST} levels")
 
 
 def validated(model: type[M], values: dict[str, Any], source: str) -> M:
@@ -109,6 +128,8 @@ def _given(error: Any) -> str:
     if error["type"] == "kind" and "given" in context:
         parts, value = [*parts, "kind"], context["given"]
     field = ".".join(parts)
+    if str(error["msg"]).startswith(f"Value error, {field}."):
+        return ""  # the reason names the field itself
     if error["type"] in ("extra_forbidden", "missing"):
         return f"{field}: "
     shown = repr(value)
@@ -129,7 +150,8 @@ def _reason(error: Any, model: type[BaseModel]) -> str:
         near = nearest(str(error.get("input")), re.findall(r"'([^']*)'", context["expected"]))
         return f"use {context['expected'].replace(chr(39), '')}{near}"
     if name in _KEYS:
-        first = next(iter(_fields(model, error["loc"])), "key")
+        fields = _fields(model, error["loc"])
+        first = next((name for name, field in fields.items() if field.is_required()), next(iter(fields), "key"))
         return f"use keys and values, such as {{{first}: ...}}"
     if name in REASONS:
         return REASONS[name].format_map(_plain(context))
@@ -141,7 +163,7 @@ def _plain(context: Mapping[str, Any]) -> dict[str, Any]:
     return {key: f"{value:g}" if isinstance(value, float) else value for key, value in context.items()}
 
 
-def _fields(model: type[BaseModel], above: Iterable[Any]) -> list[str]:
+def _fields(model: type[BaseModel], above: Iterable[Any]) -> dict[str, FieldInfo]:
     """The keys that a model has at a place below it; none where a choice decides."""
     for part in above:
         if isinstance(part, int):
@@ -149,9 +171,9 @@ def _fields(model: type[BaseModel], above: Iterable[Any]) -> list[str]:
         field = model.model_fields.get(str(part))
         inner = _model_in(field.annotation) if field else None
         if inner is None:
-            return []
+            return {}
         model = inner
-    return list(model.model_fields)
+    return model.model_fields
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -84,6 +84,12 @@ class Layout:
         return cls(tuple(Entry(str(name), tuple(int(n) for n in shape)) for name, shape in listing))
 
 
+def layout_of(state: Mapping[str, torch.Tensor]) -> Layout:
+    """The layout of the vector that `flatten` would make; takes no memory, whatever shapes the tensors claim."""
+    kept = (item for item in state.items() if item[1].is_floating_point())
+    return Layout(tuple(Entry(name, tuple(tensor.shape)) for name, tensor in kept))
+
+
 def flatten(model: torch.nn.Module | Mapping[str, Any]) -> tuple[Vector, Layout]:
     """The model's floating-point parameters and buffers as one float32 vector, in the order of its state dict."""
     state: Mapping[str, Any] = model if isinstance(model, Mapping) else model.state_dict()
