@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.config import Federation
 from fl_privacy.config.policy import Policy, open_ledger
+from fl_privacy.dp import witness
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.dp.ledger import Charge, Ledger, LedgerError, compose
 from fl_privacy.errors import LaunchError
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.metrics import Metrics
 from fl_privacy.steps.base import At
 
@@ -22,9 +26,15 @@ def policy_of(federation: Federation, site: str) -> dict[str, Any]:
     """The policy that applies to a site, for its log: the file's digest and every limit in it."""
     path = federation.site(site).policy
     if path is None:
-        return {"sha256": None, "reason": "no policy file: only the federation's config applies"}
-    limits = Policy.load(path).model_dump()
+        return {"sha256": None, "reason": "a trial without a policy: only the federation's config applies"}
+    limits = Policy.load(path).model_dump(mode="json")
     return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "file": str(path), **limits}
+
+
+def floor_of(federation: Federation, site: str) -> int:
+    """Fewest organisations that the site's update may be released with: the route's floor, or the policy's."""
+    path = federation.site(site).policy
+    return max(federation.floor, Policy.load(path).min_cohort if path else 1)
 
 
 class Account:
@@ -37,8 +47,10 @@ class Account:
         state: Path | None,
         charge: Charge | None,
         evaluation: Charge | None = None,
+        keys: Keyring | None = None,
     ) -> None:
         config = federation.site(site)
+        self._federation, self._site, self._keys = federation.name, site, keys
         if config.policy:
             policy = Policy.load(config.policy)
             policy.check(federation, site)
@@ -78,6 +90,22 @@ class Account:
         if evaluated and self._evaluation is not None:
             found.append(self._ledger.charge(evaluation_of(at), self._evaluation))
         return any(found) if found else None
+
+    def check_witness(self, found: Iterable[bytes]) -> None:
+        """Refuse to continue with a ledger that is behind one of these statements of its head."""
+        if self._ledger is None or self._keys is None:
+            return
+        key = load_key(self._keys.key_file).public_key()
+        for statement in map(witness.Statement.decode, found):
+            if statement.ledger == self._ledger.owner:
+                witness.check(self._ledger, statement, key)
+
+    def statement(self) -> bytes:
+        """The signed head of the ledger, for the middleware to remember; empty without one."""
+        if self._ledger is None or self._keys is None:
+            return b""
+        key = load_key(self._keys.key_file)
+        return witness.statement(self._ledger, self._federation, self._site, key).encode()
 
     def budget(self, metrics: Metrics) -> dict[str, float | None]:
         """Epsilon per round, spent over all runs, and left; None where nothing sets a limit."""

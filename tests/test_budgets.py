@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from typer.testing import CliRunner
 
 from fl_privacy.cli import app
@@ -21,6 +21,7 @@ from fl_privacy.dp import gaussian, ldp, sampled
 from fl_privacy.dp.ledger import Charge, Ledger, LedgerError, Limit, compose
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.theory.budget import tiers
+from profiles import examples
 from sites import Idle
 
 DELTA = 1e-5
@@ -97,7 +98,7 @@ def test_planned_rounds_of_whole_updates_spend_exactly_the_total(total: float, d
     assert total * (1 - 1e-6) < spent <= total
 
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @given(total=st.sampled_from((0.5, 2.0, 8.0)), rounds=st.integers(1, 200), per_epoch=st.integers(2, 40))
 def test_planned_rounds_of_sampled_steps_spend_the_total(total: float, rounds: int, per_epoch: int) -> None:
     plan = sampled.plan(per_epoch * 64, 2, 64, 1.0, total, DELTA, rounds)

@@ -15,11 +15,13 @@ from fl_privacy.coding import FLOAT32, Payload
 from fl_privacy.config import Federation
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.round.counted import sent
+from fl_privacy.round.sent import Sent
 from fl_privacy.routes.base import Ask, ServerSeat, SiteSeat, Ticket
 from fl_privacy.scores.form import LONGEST, Counts
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.wire import client, federation_pb2 as pb
-from helpers import CALL, Deployment, Keys, attempt_name, collect, deploy, open_round, round_header, status
+from fl_privacy.wire.stream import digest
+from helpers import CALL, Deployment, Keys, ask_of, collect, deploy, open_round, round_header, status
 
 SITES, LENGTH, NUMBERS = 4, 50, 7
 CONFIG = f"name: test\nsites: {SITES}\nquorum: 3\nevaluate: sites\nroute: {{kind: shuffler, n_min: 3}}\n"
@@ -149,11 +151,14 @@ class Office:
 
     def _answer(self, site: str, ask: Ask) -> None:
         keys, layout = self._keys.of("site", site), layout_of(self._federation)
-        end = self._federation.route.site(SiteSeat(self._federation, layout, keys, [self._address], "", OFF))
+        end = self._federation.route.site(
+            SiteSeat(self._federation, layout, keys, [self._address], site, "", 3, Sent(None), OFF)
+        )
         last = ask.round
         ticket = Ticket(run=ask.run, federation=self._federation.digest, first=last, last=last)
         for at, model in end.rounds(ticket, None):
             assert at.farewell == ask.farewell
+            end.admit(at, model)
             self.kept[site] = model
             end.deliver(at, np.empty(0, np.float32), counts_of(int(site[-1])))
 
@@ -161,20 +166,23 @@ class Office:
         return []
 
 
-def test_a_site_that_is_away_at_the_farewell_does_not_fail_it(shuffler: Deployment, keys: Keys, run: str) -> None:
+@pytest.mark.e2e
+def test_a_site_that_is_away_at_the_farewell_does_not_fail_it(keys: Keys, tmp_path: Path) -> None:
     """The others get the final model, whoever was in a cohort, and their counts are added."""
-    federation = shuffler.federation.model_copy(update={"deadline": 2.0})
+    federation = Federation.parse(CONFIG + "deadline: 4\n")
+    shuffler, run = deploy(tmp_path, keys, federation, "shuffler"), "farewell"
     layout = layout_of(federation)
     model = np.random.default_rng(5).normal(size=layout.size).astype(np.float32)
     office = Office(federation, keys, shuffler.address, {"site-0", "site-1", "site-3"})
     seat = ServerSeat(federation, layout, keys.of("server", "server"), [shuffler.address], office)
-    ask = Ask(run, 6, attempt_name(), list(federation.site_names), counts=NUMBERS, farewell=5)
+    ask = ask_of(federation, keys, run, 6, digest(model), layout, counts=NUMBERS, farewell=5)
     outcome = federation.route.server(seat).play(ask, model)
     assert (outcome.rows, outcome.count, outcome.counted) == (None, 3, 3)
     assert outcome.counts is not None
     assert np.array_equal(outcome.counts, total(0, 1, 3))
     assert set(office.kept) == {"site-0", "site-1", "site-3"}
     assert all(np.array_equal(kept, model) for kept in office.kept.values())
+    shuffler.stop()
 
 
 def test_only_an_audited_shuffler_keeps_single_counts(keys: Keys, tmp_path: Path) -> None:

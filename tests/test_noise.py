@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from scipy import special, stats
 
@@ -15,10 +15,11 @@ from fl_privacy import kernels
 from fl_privacy.crypto.stream import Words
 from fl_privacy.dp import noise
 from fl_privacy.errors import FederationError
+from profiles import QUICK, examples
 
 # Keys are fixed, so results never change; a correct sampler fails for one choice of keys in a million.
 LEAST_P = 1e-6
-MANY = 20_000_000
+MANY = 4_000_000 if QUICK else 20_000_000
 TAIL = float(noise.TAIL)
 
 Draw = Callable[[int], NDArray[np.float32]]  # piece number -> 2^22 samples
@@ -82,7 +83,7 @@ SIZES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(size=SIZES, number=st.integers(0, 2**256 - 1))
 def test_kernels_give_the_same_bits(size: int, number: int) -> None:
     one, two = (noise.standard_normal(size, key(number), backend=backend) for backend in kernels.BACKENDS)
@@ -109,7 +110,7 @@ def test_extreme_words(backend: str) -> None:
     assert out[2] == -out[3] == np.float32(-layers.widths[0])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(size=st.integers(1, 20_000), block=st.integers(1, 5000), room=st.integers(0, 5000), number=st.integers(0, 99))
 def test_block_sizes_do_not_matter(size: int, block: int, room: int, number: int) -> None:
     expected = noise.standard_normal(size, key(number))
@@ -119,7 +120,7 @@ def test_block_sizes_do_not_matter(size: int, block: int, room: int, number: int
         assert noise.standard_normal(size, key(number)).tobytes() == expected.tobytes()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(sizes=st.tuples(SIZES, SIZES), number=st.integers(0, 99))
 def test_a_longer_sample_starts_with_the_shorter_one(sizes: tuple[int, int], number: int) -> None:
     few, many = (noise.standard_normal(size, key(number)) for size in sorted(sizes))
@@ -252,7 +253,7 @@ def test_out_is_filled_and_returned() -> None:
 
 
 def test_uniforms_have_53_bits() -> None:
-    values = noise._fractions(Words(key(5)).take(1_000_000))
+    values = noise._fractions(Words(key(5)).take(200_000 if QUICK else 1_000_000))
     steps = values * 2.0**53
     assert values.dtype == np.float64
     assert (values >= 0).all()
@@ -264,7 +265,7 @@ def test_uniforms_have_53_bits() -> None:
     assert min(map(p_beyond, deviations)) > LEAST_P / 53
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(count=st.integers(0, 70_000), step=st.integers(0, 2**53), number=st.integers(0, 99))
 def test_poisson_sample_is_a_comparison_with_uniforms(count: int, step: int, number: int) -> None:
     rate = step / 2**53

@@ -9,7 +9,6 @@ from typing import Any
 from fl_privacy.config import Federation
 from fl_privacy.errors import LaunchError
 
-LEDGER = "ledger.jsonl"
 LEFT = 0.01  # of `epsilon_total`: whoever has less than this has spent it
 
 
@@ -19,8 +18,12 @@ def folder(federation: Federation, runs_dir: Path) -> Path:
 
 
 def reports(federation: Federation, states: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Of the sites whose own folder is on this machine and has a ledger."""
-    there = {name: state for name, state in states.items() if (state / LEDGER).is_file()}
+    """Of the sites whose ledger is on this machine."""
+    if federation.unit is None:
+        return []
+    from fl_privacy.config.policy import ledger_files  # its accountant takes a second to import
+
+    there = {name: state for name, state in states.items() if ledger_files(federation, name, state)[0].is_file()}
     return [found for name, state in there.items() if (found := report(federation, name, state))]
 
 
@@ -28,7 +31,7 @@ def report(federation: Federation, site: str, state: Path) -> dict[str, Any] | N
     """From the ledger in a site's own folder; None in a federation without budgets."""
     if federation.unit is None:
         return None
-    from fl_privacy.config.policy import open_ledger  # its accountant takes a second to import
+    from fl_privacy.config.policy import open_ledger
 
     return open_ledger(federation, site, state).report()
 
@@ -40,11 +43,20 @@ def line(found: Mapping[str, Any]) -> str:
     return f"epsilon {found['spent']:.3f} spent in {found['charges']} rounds, {left}, delta {found['delta']:g}{unit}"
 
 
+def projected(federation: Federation, site: str, state: Path) -> list[str]:
+    """What a site has spent, and what a run would add at most."""
+    found, budget = report(federation, site, state), federation.site(site).budget
+    if found is None or budget is None:
+        return ["no differential privacy: nothing is charged, and nothing bounds what updates reveal"]
+    after = federation.privatise.epsilon_after(federation, budget, federation.rounds)
+    return [line(found), f"this run: at most epsilon {after:.4g} in {federation.rounds} rounds, without retries"]
+
+
 def check(federation: Federation, sites: Path) -> None:
     """Refuse a new run if too few sites on this machine have anything left of their `epsilon_total`."""
     spent = 0
     for site in federation.sites:
-        if site.epsilon_total is None or not (sites / site.name / LEDGER).exists():
+        if site.epsilon_total is None or not _was_there(federation, site.name, sites / site.name):
             continue
         found = report(federation, site.name, sites / site.name)
         spent += found is not None and found["remaining"] < LEFT * site.epsilon_total
@@ -57,9 +69,16 @@ def check(federation: Federation, sites: Path) -> None:
 
 
 def check_unit(federation: Federation, site: str, state: Path) -> None:
-    """Raise if the site's ledger protects another unit than this federation: its rounds cannot be added up."""
-    if federation.unit is None or not (state / LEDGER).exists():
+    """Raise if the site's ledger is missing, or protects another unit: then its rounds cannot be added up."""
+    if federation.unit is None or not _was_there(federation, site, state):
         return
     from fl_privacy.config.policy import open_ledger
 
     open_ledger(federation, site, state).check_unit(federation.unit, str(federation.privatise.adjacency))
+
+
+def _was_there(federation: Federation, site: str, state: Path) -> bool:
+    """Whether the site has a ledger, or had one."""
+    from fl_privacy.config.policy import ledger_files
+
+    return any(file.exists() for file in ledger_files(federation, site, state))

@@ -30,6 +30,7 @@ def _mean(values: Ints, records: int) -> Ints:
 class Bound:
     """How far the counts of neighbours can be apart, in norms of one record's counts."""
 
+    adjacency: str
     factor: float
     normalise: Callable[[Ints, int], Ints]
     shows_records: bool  # how many there are
@@ -37,7 +38,15 @@ class Bound:
 
 # A record is added or removed. A site is replaced by another: it gives the mean over its records, whose norm is at most
 # a record's; two vectors without negative entries are at most sqrt(2) times that apart.
-BOUNDS = {"record": Bound(1.0, _as_they_are, True), "site": Bound(math.sqrt(2), _mean, False)}
+BOUNDS = {
+    "record": Bound("add-or-remove", 1.0, _as_they_are, True),
+    "site": Bound("replace", math.sqrt(2), _mean, False),
+}
+
+
+def bounded(unit: str | None, adjacency: str | None) -> bool:
+    """Whether neighbours of this kind have counts that are a known distance apart."""
+    return unit in BOUNDS and BOUNDS[unit].adjacency == adjacency
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,20 +12,19 @@ from typing import Any, NamedTuple
 
 from fl_privacy.dp import gaussian
 from fl_privacy.errors import FederationError
-from fl_privacy.files import lock
+from fl_privacy.journal import Head, Journal
 
-FORMAT = 1
-LONGEST_LINE = 4096
 # Integer orders: fractional ones are slow for sampled steps, some do not converge, and PLD is tighter anyway.
 ORDERS = (*range(2, 65), 128, 256, 512, 1024)
 FINEST, COARSEST = 1e-4, 1e-2
 
 
 class Limit(NamedTuple):
-    """A budget that all charges together must keep to."""
+    """A budget that all charges together must keep to, or only those of one spender."""
 
     epsilon: float
     delta: float
+    spender: str = ""
 
 
 class LedgerError(FederationError):
@@ -54,71 +49,97 @@ class Charge:
             raise LedgerError(f"charge: noise {self.noise}, rate {self.rate}, steps {self.steps} is not a mechanism")
 
 
-class Ledger:
-    """A site's budget (epsilon, delta) over all rounds of all runs. Survives restarts and fails closed.
+class Ledger(Journal):
+    """A budget (epsilon, delta) over all rounds of all runs. Survives restarts and fails closed.
 
-    `further` limits, at deltas of their own, hold too.
+    `further` limits, at deltas of their own, hold too. `site` is whose budget it is: a site's own, or that of a data
+    set which several kits share. In a shared ledger, `spender` names the federation and site that is charged, and
+    `notes` are files of the site that note how far the ledger has come.
     """
 
+    what = "ledger"
+    error = LedgerError
+    unsaved = "nothing was sent"
+    fix = 'restore the newest copy of it; if there is none, see "A lost ledger" in docs/privacy.md'
+
     def __init__(
-        self, path: str | Path, epsilon: float, delta: float, site: str = "", further: Sequence[Limit] = ()
+        self,
+        path: str | Path,
+        epsilon: float,
+        delta: float,
+        site: str = "",
+        further: Sequence[Limit] = (),
+        spender: str = "",
+        notes: Sequence[Path] = (),
     ) -> None:
         self._limits = (Limit(epsilon, delta), *further)
         for limit in self._limits:
-            gaussian.check(*limit)
-        self.path, self.epsilon, self.delta, self.site = Path(path), epsilon, delta, site
-        self._entries: dict[str, Charge] = {}
-        self._head = ""
-        with self._locked():
-            if self.path.stat().st_size == 0:
-                self._append({"format": FORMAT, "site": site})
-            self._read()
+            gaussian.check(limit.epsilon, limit.delta)
+        self.epsilon, self.delta, self.site, self._spender = epsilon, delta, site, spender
+        self._charges: dict[str, Charge] = {}
+        super().__init__(Path(path), site, notes)
 
     def charge(self, name: str, charge: Charge) -> bool:
         """Record a charge durably before anything is sent; False if `name` was already charged on the same terms.
 
         `name` is the attempt: resending the same bytes costs nothing. Raises if the charge would exceed the budget.
         """
-        with self._locked():
-            self._read()
-            if name in self._entries:
-                if self._entries[name] != charge:
-                    raise LedgerError(f"charge: {name!r} was already charged on different terms")
-                return False
-            self.check(charge)
-            self._append({"name": name, **asdict(charge)})
-            self._entries[name] = charge
-        return True
+        with self.held():
+            known = self._charges.get(self._key(name))
+            if known is None:
+                self.check(charge)
+                self._add(self._key(name), charge)
+                return True
+            if known != charge:
+                raise LedgerError(f"charge: {name!r} was already charged on different terms")
+            self.settle()
+        return False
 
     def holds(self, name: str) -> bool:
         """Whether `name` was charged, by this or another process of the site."""
-        with self._locked():
-            self._read()
-        return name in self._entries
+        with self.held():
+            return self._key(name) in self._charges
+
+    def take_over(self, earlier: Ledger) -> None:
+        """Charge here what the same site has spent from another ledger; what was taken over before costs nothing."""
+        with self.held():
+            for name, charge in earlier._charges.items():
+                if self._key(name) not in self._charges:
+                    self.check_unit(charge.unit, charge.adjacency)
+                    self._add(self._key(name), charge)
+
+    def check_witness(self, entries: int, head: str) -> None:
+        """Raise if this ledger is behind the one that a witness has seen, or another one.
+
+        A ledger that has come further is fine: it was charged, and the process ended before it reported that.
+        """
+        with self.held():
+            self.check_head(Head(entries, head), "the middleware")
 
     def check(self, *charges: Charge) -> None:
         """Raise if charges would exceed the budget or protect a different unit than earlier ones."""
         for charge in charges:
             self.check_unit(charge.unit, charge.adjacency)
-        for epsilon, delta in self._limits:
-            would = compose([*self._entries.values(), *charges], delta)
-            if would > epsilon:
+        for limit in self._limits:
+            would = compose([*self._under(limit), *charges], limit.delta)
+            if would > limit.epsilon:
                 raise LedgerError(
-                    f"budget: this round would raise epsilon to {would:.4g} of {epsilon:g} at delta {delta:g}; "
-                    "nothing was spent or sent"
+                    f"budget: this round would raise epsilon to {would:.4g} of {limit.epsilon:g} at delta "
+                    f"{limit.delta:g}; nothing was spent or sent"
                 )
 
     def spent(self, delta: float | None = None) -> float:
         """Epsilon spent so far at `delta`."""
-        return compose(list(self._entries.values()), self.delta if delta is None else delta)
+        return compose(list(self._charges.values()), self.delta if delta is None else delta)
 
     def remaining(self) -> float:
         """Epsilon left under the tightest limit; the cost of another round depends on its noise."""
-        return max(0.0, min(epsilon - self.spent(delta) for epsilon, delta in self._limits))
+        left = (limit.epsilon - compose(self._under(limit), limit.delta) for limit in self._limits)
+        return max(0.0, min(left))
 
     def report(self) -> dict[str, Any]:
         """A summary for the user; `epsilon` and `remaining` are None where nothing sets a limit."""
-        charges, limited = list(self._entries.values()), self.epsilon < gaussian.LARGEST_EPSILON
+        charges, limited = list(self._charges.values()), self.epsilon < gaussian.LARGEST_EPSILON
         return {
             "site": self.site,
             "charges": len(charges),
@@ -132,79 +153,39 @@ class Ledger:
 
     def check_unit(self, unit: str, adjacency: str) -> None:
         """Raise if earlier charges, perhaps of another federation of this name, protect something else."""
-        for known in list(self._entries.values())[:1]:
+        for known in list(self._charges.values())[:1]:
             if (known.unit, known.adjacency) != (unit, adjacency):
+                fix = "use another `ledger` in the policy" if self._spender else "give the federation another name"
                 raise LedgerError(
                     f"ledger {self.path}: protects a {known.unit} ({known.adjacency}), and this federation a {unit} "
-                    f"({adjacency}), which cannot be added up; give the federation another name"
+                    f"({adjacency}), which cannot be added up; {fix}"
                 )
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold an exclusive lock, for reading too."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = lock(self.path, os.O_APPEND)
-        except OSError as error:
-            raise LedgerError(f"ledger {self.path}: {error.strerror}; nothing may be spent without it") from None
-        try:
-            yield
-        finally:
-            os.close(self._file)
+    def _loaded(self) -> None:
+        self._charges = {}
+        for number, entry in enumerate(self.entries, start=2):
+            terms = dict(entry)
+            try:
+                name = str(terms.pop("name"))
+                charge = Charge(**terms)
+            except (KeyError, TypeError):
+                raise self._damaged(number) from None
+            if name in self._charges:
+                raise self._damaged(number)
+            self._charges[name] = charge
 
-    def _read(self) -> None:
-        """Read the whole journal again. Ignores only a last line cut off by a crash: its charge was never sent."""
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole != len(data):
-            os.ftruncate(self._file, whole)
-        self._entries, self._head = {}, ""
-        for number, line in enumerate(data[:whole].splitlines(), start=1):
-            fields = self._parse(line, number)
-            if number == 1:
-                self._check_header(fields)
-            else:
-                name = str(fields.pop("name"))
-                try:
-                    self._entries[name] = Charge(**fields)
-                except TypeError:
-                    raise self._corrupt(number) from None
+    def _add(self, key: str, charge: Charge) -> None:
+        self.append({"name": key, **asdict(charge)})
+        self._charges[key] = charge
 
-    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
-        try:
-            entry = json.loads(line[:LONGEST_LINE])
-            fields, head = dict(entry["entry"]), entry["head"]
-        except (ValueError, TypeError, KeyError):
-            raise self._corrupt(number) from None
-        if head != _link(self._head, fields):
-            raise self._corrupt(number)
-        self._head = head
-        return fields
+    def _key(self, name: str) -> str:
+        """Sites that share a ledger may be in the same attempt, and each is charged for it."""
+        return f"{self._spender}/{name}" if self._spender else name
 
-    def _check_header(self, fields: dict[str, Any]) -> None:
-        if fields.get("format") != FORMAT:
-            raise LedgerError(f"ledger {self.path}: format {fields.get('format')!r} is unknown; update fl-privacy")
-        if fields.get("site") != self.site:
-            raise LedgerError(
-                f"ledger {self.path}: belongs to site {fields.get('site')!r}, not {self.site!r}; restore the right one"
-            )
-
-    def _corrupt(self, number: int) -> LedgerError:
-        return LedgerError(f"ledger {self.path}: line {number} was changed or damaged; restore it from a backup")
-
-    def _append(self, fields: dict[str, Any]) -> None:
-        head = _link(self._head, fields)
-        line = json.dumps({"entry": fields, "head": head}, sort_keys=True) + "\n"
-        try:
-            os.write(self._file, line.encode())
-            os.fsync(self._file)
-        except OSError as error:
-            raise LedgerError(f"ledger {self.path}: {error.strerror}; nothing was spent or sent") from None
-        self._head = head
-
-
-def _link(previous: str, fields: dict[str, Any]) -> str:
-    return hashlib.sha256((previous + json.dumps(fields, sort_keys=True)).encode()).hexdigest()
+    def _under(self, limit: Limit) -> list[Charge]:
+        """The charges that count under a limit."""
+        ours = f"{limit.spender}/" if limit.spender else ""
+        return [charge for name, charge in self._charges.items() if name.startswith(ours)]
 
 
 def compose(charges: list[Charge], delta: float) -> float:
