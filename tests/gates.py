@@ -61,8 +61,7 @@ class Echo:
                     self.rfile.readline()
                     return
                 left = int(self.headers.get("content-length", 0))
-                while left:
-                    data = self.rfile.read(min(left, 1 << 16))
+                while left and (data := self.rfile.read(min(left, 1 << 16))):
                     left -= len(data)
                     yield data
 
@@ -133,7 +132,10 @@ class Proxy:
         with sock:
             head = b""
             while b"\r\n\r\n" not in head:
-                head += sock.recv(4096)
+                more = sock.recv(4096)
+                if not more:
+                    return
+                head += more
             self.asked.append(head.split()[1].decode())
             if b" 200 " not in self._reply:
                 sock.sendall(self._reply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
@@ -266,22 +267,37 @@ def test_plain_text_and_probes_are_harmless(front: Front) -> None:
     assert status(front, "site", post(FLEET)) == 200
 
 
-def test_half_open_connections_block_nobody_else(front: Front) -> None:
+def test_half_open_connections_block_nobody_else_of_the_same_address(front: Front) -> None:
+    """The oldest of them give way."""
     host, _, port = front.address.rpartition(":")
-    idle = [socket.create_connection((host, int(port))) for _ in range(20)]
+    idle = [socket.create_connection((host, int(port))) for _ in range(3 * gate.HANDSHAKES_OF_ONE)]
     assert status(front, "site", post(FLEET)) == 200
-    idle += [socket.create_connection((host, int(port))) for _ in range(20)]
     eventually(lambda: any("handshakes" in e["reason"] for e in front.events("refused")))
     for sock in idle:
         sock.close()
-    eventually(lambda: status_or_none(front) == 200)
 
 
-def status_or_none(front: Front) -> int | None:
-    try:
-        return status(front, "site", post(FLEET))
-    except OSError:
-        return None
+def test_of_too_many_handshakes_the_oldest_of_the_address_ends_or_else_the_oldest_of_all() -> None:
+    async def scenario() -> list[str]:
+        handshakes, ended = listener.Handshakes(of_one=2, in_all=3), []
+
+        async def shake(name: str) -> None:
+            try:
+                async with handshakes.one(name[0]):
+                    await asyncio.sleep(60)
+            except TimeoutError:
+                ended.append(name)
+
+        tasks = []
+        for name in ("a1", "b1", "a2", "a3", "c1"):
+            tasks.append(asyncio.create_task(shake(name)))
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return ended
+
+    assert asyncio.run(scenario()) == ["a1", "b1"]
 
 
 def test_a_party_joins_once_and_requests_are_not_logged(front: Front) -> None:

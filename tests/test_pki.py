@@ -212,7 +212,7 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
     encoded = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    (tmp_path / "key.pem").write_bytes(encoded)
+    write_secret(tmp_path / "key.pem", encoded)
     with pytest.raises(LaunchError, match="not an elliptic-curve key"):
         load_key(tmp_path / "key.pem")
 

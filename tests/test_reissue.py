@@ -26,6 +26,7 @@ from fl_privacy.files import write_public
 from fl_privacy.identity import pki, requests
 from fl_privacy.identity.keyring import Identity, Keyring, belong_together
 from fl_privacy.identity.pki import Authority, load_key
+from fl_privacy.identity.signing import sign_text, verify_text
 from helpers import HOSTS
 
 SUPERLINK = Identity("test", "superlink", "superlink")
@@ -199,7 +200,7 @@ def test_revocations_in_a_signed_file_must_be_the_authority_s(authority: Authori
     foreign.revoke("nobody")
     other = foreign.revoked_file.read_text()
     signed = requests.Signed.model_validate({**good, "revoked": other})
-    signature = requests.sign_text(authority.key, signed.payload)
+    signature = sign_text(authority.key, signed.payload)
     without = {name: value for name, value in good.items() if name != "revoked"}
     for wrong in (without, {**good, "revoked": other}, {**good, "revoked": other, "signature": signature}):
         Path(made["file"]).write_text(json.dumps(wrong))
@@ -213,7 +214,7 @@ def test_a_signed_file_without_revocations_has_the_old_format(authority: Authori
     signed = json.loads(join(authority, make_kit(tmp_path / "kits", "site", "site-0")).read_text())
     assert set(signed) == {"version", "identity", "certificate", "ca", "node", "signature"}
     payload = json.dumps({k: v for k, v in signed.items() if k != "signature"}, sort_keys=True).encode()
-    requests.verify_text(authority.certificate.public_key(), signed["signature"], b"fl-privacy signed\n" + payload)
+    verify_text(authority.certificate.public_key(), signed["signature"], b"fl-privacy signed\n" + payload)
 
 
 @pytest.mark.parametrize("new_key", [False, True])

@@ -16,9 +16,10 @@ import pytest
 from fl_privacy.addresses import free_port, parse
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.processes import Fleet
+from fl_privacy.dialling import proxy_address
 from fl_privacy.errors import LaunchError
 from fl_privacy.gate import listener, relay
-from fl_privacy.gate.dial import Gateway, proxy_address
+from fl_privacy.gate.dial import Gateway
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.tls import LocalKeys
 from fl_privacy.ops.log import Log
@@ -138,7 +139,7 @@ def test_why_the_gate_is_unreachable_is_logged_once(relays: Relays, tmp_path: Pa
     front = relays.front
     site, foreign = front.keys.of("site", "clinic"), Keys(tmp_path / "foreign")
     # It trusts our authority, so only the gate can object.
-    stranger = foreign.of("site", "stranger")
+    stranger = front.keys.equip(foreign.of("site", "stranger"))
     shutil.copy(site.authority_file, stranger.authority_file)
     far = front.keys.authority.issue(Identity("test", "superlink", "far"), tmp_path / "far", ("far.example",))
     revoked = front.keys.of("site", "gone")

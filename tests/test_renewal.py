@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,64 +17,14 @@ from grpc_health.v1 import health_pb2
 
 from fl_privacy.errors import LaunchError
 from fl_privacy.files import write_public
-from fl_privacy.identity.keyring import Identity, Keyring, certificate_of, peer
+from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import Authority
 from fl_privacy.wire import federation_pb2 as pb, rpc
-from helpers import CALL, HOSTS, Keys, eventually, refused
+from helpers import CALL, HOSTS, Keys, Stranger, eventually, refused
+from serving import Server, finish, put, replace, serial
 
 SHUFFLER = Identity("test", "shuffler", "shuffler")
 SITE = Identity("test", "site", "site-0")
-
-
-class Counting:
-    """A middleware that records every caller's serial number; a fetch waits until `go` is set."""
-
-    def __init__(self) -> None:
-        self.serials: list[int] = []
-        self.refusals: list[str] = []
-        self.go = threading.Event()
-
-    async def finish(self, request: pb.FinishRequest, context: Any) -> pb.Empty:
-        peer(context, "test", "site")
-        self.serials.append(certificate_of(context).serial_number)
-        return pb.Empty()
-
-    async def fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:
-        self.serials.append(certificate_of(context).serial_number)
-        yield pb.Chunk(round=pb.RoundHeader(run="begun"))
-        while not self.go.is_set():
-            await asyncio.sleep(0.01)
-        yield pb.Chunk(round=pb.RoundHeader(run="done"))
-
-    async def open(self, parts: Any, context: Any) -> pb.Empty:
-        async for _ in parts:
-            pass
-        return pb.Empty()
-
-    submit = seed = open
-    collect, settle, post, pickup = fetch, finish, finish, finish
-
-    def refused(self, error: Exception) -> None:
-        self.refusals.append(str(error))
-
-
-class Server:
-    """A real server with its own thread and event loop."""
-
-    def __init__(self, keys: Keyring) -> None:
-        self.servicer = Counting()
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-        serving = rpc.serve("fl_privacy.wire.Middleware", self.servicer, "127.0.0.1:0", keys, self.servicer.refused)
-        self._server, self.port = asyncio.run_coroutine_threadsafe(serving, self.loop).result(CALL)
-        self.address = f"127.0.0.1:{self.port}"
-
-    def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._server.stop(0), self.loop).result(CALL)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(CALL)
-        self.loop.close()
 
 
 @pytest.fixture
@@ -97,24 +46,12 @@ def dial(server: Server) -> Iterator[Callable[[Keyring], Any]]:
     channels = []
 
     def make(keys: Keyring) -> Any:
-        channels.append(rpc.channel(server.address, keys))
+        channels.append(rpc.channel(server.address, keys, SHUFFLER))
         return rpc.middleware(channels[-1])
 
     yield make
     for channel in channels:
         channel.close()
-
-
-def serial(keys: Keyring) -> int:
-    return x509.load_pem_x509_certificate(keys.certificate_file.read_bytes()).serial_number
-
-
-def finish(stub: Any) -> str:
-    try:
-        stub.finish(pb.FinishRequest(run="r"), timeout=CALL)
-    except grpc.RpcError as error:
-        return str(error.code().name)
-    return "OK"
 
 
 def served(server: Server, keys: Keyring) -> int:
@@ -125,11 +62,6 @@ def served(server: Server, keys: Keyring) -> int:
     plain = socket.create_connection(("127.0.0.1", server.port), CALL)
     with plain, context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
         return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"").serial_number
-
-
-def replace(keys: Keyring, fresh: Keyring) -> None:
-    for name in ("key.pem", "cert.pem"):
-        write_public(keys.folder / name, (fresh.folder / name).read_bytes())
 
 
 def test_a_server_starts_using_its_new_certificate(
@@ -147,13 +79,13 @@ def test_a_server_starts_using_its_new_certificate(
     assert served(server, site) == first
     write_public(own.certificate_file, fresh.certificate_file.read_bytes())
     assert served(server, site) == first
-    write_public(own.key_file, fresh.key_file.read_bytes())
+    put(own.key_file, fresh.key_file.read_bytes())
     assert served(server, site) == serial(fresh) != first
     replace(own, Keys(tmp_path / "foreign").of("shuffler", "shuffler"))
     assert served(server, site) == serial(fresh)
     own.key_file.unlink()
     assert served(server, site) == serial(fresh)
-    write_public(own.key_file, key)
+    put(own.key_file, key)
     assert served(server, site) == serial(fresh)
     assert finish(stub) == "OK"
 
@@ -167,8 +99,9 @@ def test_a_client_continues_with_its_new_certificate(
     under_way = stub.fetch(pb.FetchRequest(run="r"), timeout=CALL)
     assert next(under_way).round.run == "begun"
     fresh = keys.authority.issue(SITE, tmp_path / "fresh")
-    write_public(own.key_file, fresh.key_file.read_bytes())
+    put(own.key_file, fresh.key_file.read_bytes())
     assert finish(stub) == "OK"
+    keys.enlist(fresh)
     write_public(own.certificate_file, fresh.certificate_file.read_bytes())
     assert finish(stub) == "OK"
     future = stub.submit.future(iter([]), timeout=CALL)
@@ -180,11 +113,11 @@ def test_a_client_continues_with_its_new_certificate(
 
 def test_a_retired_connection_is_closed_after_its_last_call(keys: Keys, server: Server, tmp_path: Path) -> None:
     own = keys.of("site", "site-0")
-    channel = rpc.channel(server.address, own)
+    channel = rpc.channel(server.address, own, SHUFFLER)
     stub: Any = rpc.middleware(channel)
     under_way = stub.fetch(pb.FetchRequest(run="r"), timeout=CALL)
     next(under_way)
-    replace(own, keys.authority.issue(SITE, tmp_path / "fresh"))
+    replace(own, keys.renewed(own))
     assert finish(stub) == "OK"
     assert len(channel._retired) == 1
     server.servicer.go.set()
@@ -199,7 +132,7 @@ def test_a_retired_connection_is_closed_after_its_last_call(keys: Keys, server: 
 def test_no_call_is_lost_while_certificates_change(keys: Keys, server: Server, tmp_path: Path) -> None:
     """Server and client renew ten times while four threads make calls on one channel."""
     own, site = keys.of("shuffler", "shuffler"), keys.of("site", "site-0")
-    channel = rpc.channel(server.address, site)
+    channel = rpc.channel(server.address, site, SHUFFLER)
     stub: Any = rpc.middleware(channel)
     over = threading.Event()
 
@@ -211,9 +144,9 @@ def test_no_call_is_lost_while_certificates_change(keys: Keys, server: Server, t
 
     with ThreadPoolExecutor(4) as pool:
         results = [pool.submit(call) for _ in range(4)]
-        for number in range(10):
-            replace(own, keys.authority.issue(SHUFFLER, tmp_path / f"server-{number}", HOSTS))
-            replace(site, keys.authority.issue(SITE, tmp_path / f"site-{number}"))
+        for _ in range(10):
+            replace(own, keys.renewed(own))
+            replace(site, keys.renewed(site))
             newest = serial(site)
             eventually(lambda: newest in server.servicer.serials)  # noqa: B023 (called at once)
         over.set()
@@ -222,13 +155,12 @@ def test_no_call_is_lost_while_certificates_change(keys: Keys, server: Server, t
     channel.close()
 
 
-def test_a_foreign_and_an_expired_certificate_are_refused(
-    keys: Keys, server: Server, dial: Callable[[Keyring], Any], tmp_path: Path
-) -> None:
-    foreign = Keys(tmp_path / "foreign").of("site", "site-0")
-    foreign.authority_file.write_bytes(keys.authority.pem)
-    assert finish(dial(foreign)) == "UNAVAILABLE"
-    assert finish(dial(keys.expired("site", "site-0"))) == "UNAVAILABLE"
+def test_a_foreign_and_an_expired_certificate_are_refused(keys: Keys, server: Server, tmp_path: Path) -> None:
+    authority = keys.of("site", "site-0").authority_file
+    for own in (Keys(tmp_path / "foreign").of("site", "site-0"), keys.expired("site", "site-0")):
+        stranger = Stranger(server.address, authority, own)
+        assert finish(stranger.stub) == "UNAVAILABLE"
+        stranger.close()
     assert server.servicer.serials == []
 
 
@@ -239,13 +171,11 @@ def test_a_certificate_that_expired_after_the_handshake_is_refused(keys: Keys) -
 
 
 def check_health(address: str, keys: Keyring) -> str:
-    channel = rpc.channel(address, keys)
+    channel = rpc.channel(address, keys, SHUFFLER)
     ask, answer = health_pb2.HealthCheckRequest.SerializeToString, health_pb2.HealthCheckResponse.FromString
     try:
         check = channel.unary_unary("/grpc.health.v1.Health/Check", ask, answer)
-        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", ask, answer)
-        request = health_pb2.HealthCheckRequest()
-        assert check(request, timeout=CALL) == next(watch(request, timeout=CALL))
+        assert check(health_pb2.HealthCheckRequest(), timeout=CALL).status == health_pb2.HealthCheckResponse.SERVING
     except grpc.RpcError as error:
         return str(error.code().name)
     finally:
@@ -269,7 +199,7 @@ def test_a_revoked_caller_is_refused_on_its_open_channel(
         stub.submit(iter([]), timeout=CALL)
     assert check_health(server.address, site) == "PERMISSION_DENIED"
     assert set(server.servicer.refusals) == {f"certificate of {SITE.uri}: revoked"}
-    replace(site, keys.authority.issue(SITE, tmp_path / "again"))
+    replace(site, keys.enlist(keys.authority.issue(SITE, tmp_path / "again")))
     assert finish(stub) == "OK"
 
 

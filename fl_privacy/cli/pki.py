@@ -25,7 +25,8 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Make a new authority."""
-    from fl_privacy.identity.pki import Authority, fingerprint
+    from fl_privacy.identity.pki import Authority
+    from fl_privacy.identity.signing import fingerprint
 
     made = Authority.create(folder, federation)
     key = fingerprint(made.certificate.public_key())
@@ -71,13 +72,16 @@ def sign(
     days: Annotated[int | None, typer.Option(help="Days that certificates are valid; default: 90.")] = None,
     out_: Annotated[Path | None, typer.Option("--out", help="Folder; default: beside each request.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Also for a lost key or a new host name.")] = False,
+    config: Annotated[Path | None, typer.Option(help="Also make the next roster of this federation.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Sign requests: all of them, or none if one is refused."""
+    """Sign requests: all of them, or none if one is refused. The signed files bring the newest roster along."""
+    from fl_privacy.config import Federation
     from fl_privacy.deploy.kits import enrol
     from fl_privacy.identity.pki import Authority
 
-    made = enrol.sign(Authority.load(authority), requests, days, out_, replace)
+    federation = None if config is None else Federation.load(config)
+    made = enrol.sign(Authority.load(authority), requests, days, out_, replace, federation)
     lines = []
     for one in made:
         hosts = f"  hosts {', '.join(one['hosts'])}" if one["hosts"] else ""
@@ -92,7 +96,9 @@ def sign(
 @commands.command()
 def install(
     kit: Kit,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A signed file or revoked.pem.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A signed file, roster.json or revoked.pem.", show_default=False)
+    ],
     as_json: Json = False,
 ) -> None:
     """Install what the authority sent; running roles pick it up."""
@@ -102,7 +108,31 @@ def install(
     lines = [f"installed {found['installed']}: {found['file']}"]
     if "authority" in found:
         lines.append(f"{found['identity']}  until {found['until'][:10]}  authority {found['authority']}")
+    if "accept" in found:
+        lines.append(f"next: look at the roster (serial {found['accept']}) and accept it: fl-privacy site accept {kit}")
     show(found, as_json, lines)
+
+
+@commands.command()
+def roster(
+    authority: Folder,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The federation's YAML.", show_default=False)],
+    out_: Annotated[Path | None, typer.Option("--out", help="File or folder for a copy to send.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the federation's next roster: who is in it, with which key and for which organisation."""
+    from fl_privacy.config import Federation
+    from fl_privacy.deploy import rosters
+    from fl_privacy.identity.pki import Authority
+
+    found = rosters.make(Federation.load(config), Authority.load(authority), out_)
+    lines = [
+        f"roster of {found['federation']}: serial {found['serial']}, {found['members']} parties",
+        *found["changes"],
+    ]
+    lines += [f"no certificate yet: {', '.join(found['missing'])}"] if found["missing"] else []
+    lines += [f"digest {found['digest']}", f"send {found['file']} to every party: `fl-privacy pki install KIT FILE`"]
+    show(found, as_json, [*lines, "at sites, the operator then runs `fl-privacy site accept KIT`"])
 
 
 @commands.command()
@@ -121,11 +151,13 @@ def revoke(
     identity = enrol.find(opened, name)
     new = opened.revoke(identity)
     alive = {record.identity for record in opened.records() if not record.expired}
-    listening = sorted(uri for uri in alive if ROLES[Identity.parse(uri).role].listens)
-    found = {"identity": identity, "revoked": [record.serial for record in new], "install_at": listening}
+    # Those that it calls must know, and if it is called itself, also those that call it.
+    called = ROLES[Identity.parse(identity).role].listens
+    others = sorted(uri for uri in alive - {identity} if called or ROLES[Identity.parse(uri).role].listens)
+    found = {"identity": identity, "revoked": [record.serial for record in new], "install_at": others}
     what = f"revoked {identity}: {len(new)} more certificates in {opened.revoked_file}"
     how = "to make it effective, run `fl-privacy pki install KIT revoked.pem` at:"
-    show({**found, "file": str(opened.revoked_file)}, as_json, [what, how, *(f"  {uri}" for uri in listening)])
+    show({**found, "file": str(opened.revoked_file)}, as_json, [what, how, *(f"  {uri}" for uri in others)])
 
 
 @commands.command("list")

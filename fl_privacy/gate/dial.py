@@ -4,45 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import re
 import socket
 import ssl
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+
+from cryptography import x509
 
 from fl_privacy.addresses import show
-from fl_privacy.errors import FederationError, LaunchError
+from fl_privacy.dialling import PROXY_BYTES, Unreachable, answered, check_answer, connect_request
+from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.gate.listener import CHUNK, Stream, close, keep_alive
 from fl_privacy.identity import tls
-from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.keyring import DENIED, Identity, Keyring
 from fl_privacy.identity.watched import Watched
 from fl_privacy.roles import ROLES
 
 CONNECT = 10.0
-PROXY_BYTES = 8 * 1024
-_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: [^\r\n]*)?")
-
-
-class Unreachable(Exception):
-    """Why the gate cannot be reached; `cause` is one of a few words."""
-
-    def __init__(self, cause: str, reason: str) -> None:
-        super().__init__(reason)
-        self.cause = cause
-
-
-def proxy_address(url: str) -> tuple[str, int]:
-    """Host and port of `http://host:port`."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise LaunchError("proxy: not a URL; use http://host:port") from None
-    if parts.username is not None or parts.password is not None:
-        raise LaunchError("proxy: a user or password does not belong on a command line; use http://host:port")
-    if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in ("", "/") or parts.query:
-        raise LaunchError(f"proxy {url!r}: must be http://host:port")
-    return parts.hostname, port
 
 
 @dataclass(frozen=True)
@@ -72,16 +49,18 @@ class Gateway:
             sock.close()
             raise
         try:
-            certificate = tls.peer_certificate(stream[1])
-            peer = Identity.of(certificate)
-            self.keys.refuse_revoked(certificate)
+            self._check(tls.peer_certificate(stream[1]))
         except (FederationError, ValueError) as error:
             await close(stream[1])
             raise Unreachable("their_certificate", str(error)) from None
-        if peer.federation != self.own.federation or not ROLES[peer.role].has_gate:
-            await close(stream[1])
-            raise Unreachable("their_certificate", f"{peer.uri} answered, not the superlink of {self.own.federation!r}")
         return stream
+
+    def _check(self, certificate: x509.Certificate) -> None:
+        """Raise unless it is the superlink's, valid today, and of the key in the roster."""
+        found, own = Identity.of(certificate), self.own.federation
+        if found.federation != own or not ROLES[found.role].has_gate:
+            raise ProtocolError(DENIED, f"{found.uri} answered, not the superlink of {own!r}")
+        self.keys.admit(certificate)
 
     async def _handshake(self, sock: socket.socket) -> Stream:
         try:
@@ -161,24 +140,3 @@ async def _tunnel(sock: socket.socket, target: str) -> None:
     except OSError as error:
         raise Unreachable("proxy", f"the proxy closed the connection: {error.strerror or error}") from None
     check_answer(answer, target)
-
-
-def connect_request(target: str) -> bytes:
-    return f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode()
-
-
-def answered(answer: bytes) -> bool:
-    """Whether a proxy's answer is complete."""
-    if len(answer) > PROXY_BYTES:
-        raise Unreachable("proxy", "the proxy's answer to CONNECT is not HTTP")
-    return b"\r\n\r\n" in answer
-
-
-def check_answer(answer: bytes, target: str) -> None:
-    """Raise unless the proxy made the connection."""
-    head, _, rest = answer.partition(b"\r\n\r\n")
-    status = _STATUS.fullmatch(head.split(b"\r\n")[0])
-    if status and not status[1].startswith(b"2"):
-        raise Unreachable("proxy", f"the proxy answered {status[1].decode()} to CONNECT {target}; ask its operator")
-    if not status or rest:
-        raise Unreachable("proxy", "the proxy's answer to CONNECT is not HTTP")

@@ -18,7 +18,7 @@ from cryptography import x509
 from fl_privacy.addresses import is_loopback, parse
 from fl_privacy.errors import FederationError, LaunchError, ProtocolError
 from fl_privacy.gate.forward import Away, Caller, Gone, Refused, Upstream, check, forward
-from fl_privacy.gate.listener import Arguments, Stream, accept_tls, close, listen, run, serve
+from fl_privacy.gate.listener import Arguments, Handshakes, Stream, accept_tls, close, listen, run, serve
 from fl_privacy.identity import tls
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.watched import Watched
@@ -26,9 +26,10 @@ from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics, operations, serve as serve_metrics
 from fl_privacy.roles import ROLES
 
-CONNECTIONS = 512
+CONNECTIONS = 2048
 CONNECTIONS_OF_ONE = 64
-HANDSHAKES_OF_ONE = 32  # at once from one address
+HANDSHAKES = 512  # at once; and from one address:
+HANDSHAKES_OF_ONE = 64
 AGE = 300.0  # then a caller must reconnect, with its renewed certificate
 REPEAT = 60.0
 REMEMBERED = 1024
@@ -80,30 +81,25 @@ class Gate:
         self._server = Watched(own, lambda: tls.server_context(*own))
         self._client = Watched((authority,), lambda: tls.client_context(authority))
         self._refused = Refusals(log, metrics)
-        self._handshakes: Counter[str] = Counter()
+        self._handshakes = Handshakes(HANDSHAKES_OF_ONE, HANDSHAKES)
         self._open: Counter[Identity] = Counter()
         self._known: set[Identity] = set()
         self._reachable: bool | None = None
 
     async def handle(self, sock: socket.socket, caller: str) -> None:
         """Serve one accepted connection until it ends."""
-        if self._handshakes[caller] >= HANDSHAKES_OF_ONE or self._handshakes.total() >= CONNECTIONS:
-            sock.close()
-            self._refused(MANY, "handshake", "too many handshakes at once", caller)
-            return
-        self._handshakes[caller] += 1
         try:
-            stream = await accept_tls(sock, self._server.get())
+            async with self._handshakes.one(caller):
+                stream = await accept_tls(sock, self._server.get())
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or error
             self._refused(UNKNOWN, _fault(error), f"TLS: {why}", caller)
             return
+        except TimeoutError:
+            self._refused(MANY, "handshake", "too many handshakes at once", caller)
+            return
         except OSError:  # a probe, or a caller that left
             return
-        finally:
-            self._handshakes[caller] -= 1
-            if not self._handshakes[caller]:
-                del self._handshakes[caller]
         try:
             await self._serve(stream, caller)
         finally:
@@ -119,6 +115,8 @@ class Gate:
             self._admit(identity)
             field = "revoked"
             self._keys.refuse_revoked(certificate)
+            field = "roster"
+            self._keys.refuse_unlisted(certificate)
         except Refused as refused:
             self._refused(FORBIDDEN, "role", str(refused), caller, identity)
             await calls.refuse(refused)  # the answer has a date, with which `preflight` compares clocks
@@ -128,6 +126,7 @@ class Gate:
             return
         if self._open[identity] >= CONNECTIONS_OF_ONE or self._open.total() >= CONNECTIONS:
             self._refused(MANY, "connections", "too many connections at once", caller, identity)
+            stream[1].transport.abort()  # until a silent caller has said goodbye, it would hold its buffers
             return
         self._open[identity] += 1
         self._metrics.connected(1)
@@ -148,10 +147,13 @@ class Gate:
 
     async def _requests(self, calls: Caller, identity: Identity, certificate: x509.Certificate, caller: str) -> None:
         upstream: Upstream | None = None
-        born = time.monotonic()
+        born, field = time.monotonic(), "revoked"
         try:
             while (request := await calls.request()) is not None:
+                field = "revoked"
                 self._keys.refuse_revoked(certificate)
+                field = "roster"
+                self._keys.refuse_unlisted(certificate)
                 if (request.method, request.target) == GREETING:
                     await calls.refuse(Refused(403, "not found"))  # the answer has a date, which `preflight` asks for
                     return
@@ -167,7 +169,7 @@ class Gate:
             self._refused(STATUSES.get(refused.status, WRONG), "request", str(refused), caller, identity)
             await calls.refuse(refused)
         except FederationError as error:
-            self._refused(FORBIDDEN, "revoked", str(error), caller, identity)
+            self._refused(FORBIDDEN, field, str(error), caller, identity)
         except Away as away:
             self._saw(False, str(away))
             await calls.refuse(Refused(503, "the SuperLink is unreachable"))

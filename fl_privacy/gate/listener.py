@@ -7,16 +7,18 @@ import asyncio
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn, cast
 
 from fl_privacy.addresses import show
 from fl_privacy.errors import FederationError, LaunchError
+from fl_privacy.files import allow_open_files
 from fl_privacy.identity.tls import GOODBYE, HANDSHAKE
 from fl_privacy.ops.log import Log
 
-BACKLOG = 128
+BACKLOG = 1024
+OPEN_FILES = 8192  # every connection has another one behind it
 CHUNK = 64 * 1024
 
 Handle = Callable[[socket.socket, str], Coroutine[Any, Any, None]]
@@ -74,6 +76,35 @@ class _Tap:
 
         tls.do_handshake = do_handshake
         return cast(ssl.SSLObject, tls)
+
+
+class Handshakes:
+    """Those under way. If there are too many, the oldest of the same address gives way, or else the oldest of all.
+
+    An honest caller needs milliseconds; one that only holds its place has it until others want it.
+    """
+
+    def __init__(self, of_one: int, in_all: int) -> None:
+        self._of_one, self._in_all = of_one, in_all
+        self._running: dict[asyncio.Timeout, str] = {}  # the oldest first
+
+    @asynccontextmanager
+    async def one(self, caller: str) -> AsyncIterator[None]:
+        """A handshake with this address; TimeoutError if it had to give way."""
+        self._make_room(caller)
+        async with asyncio.timeout(None) as limit:
+            self._running[limit] = caller
+            try:
+                yield
+            finally:
+                self._running.pop(limit, None)
+
+    def _make_room(self, caller: str) -> None:
+        same = [limit for limit, whose in self._running.items() if whose == caller]
+        if len(same) >= self._of_one or len(self._running) >= self._in_all:
+            oldest = same[0] if len(same) >= self._of_one else next(iter(self._running))
+            del self._running[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
 
 
 async def accept_tls(sock: socket.socket, context: ssl.SSLContext) -> Stream:
@@ -152,6 +183,7 @@ async def serve(listener: socket.socket, handle: Handle, log: Log) -> None:
 
 def run(role: str, main: Callable[[Log], Coroutine[Any, Any, None]]) -> int:
     """Run a program; returns the exit code."""
+    allow_open_files(OPEN_FILES)
     log = Log(role)
     try:
         asyncio.run(main(log))

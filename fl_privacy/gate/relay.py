@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from fl_privacy.addresses import parse, show
+from fl_privacy.dialling import Unreachable, proxy_address
 from fl_privacy.errors import LaunchError
-from fl_privacy.gate.dial import Gateway, Unreachable, explain, proxy_address
+from fl_privacy.gate.dial import Gateway, explain
 from fl_privacy.gate.listener import CHUNK, Arguments, Stream, accept_tls, close, listen, run, serve
 from fl_privacy.identity import tls
 from fl_privacy.identity.keyring import Keyring
@@ -31,15 +32,16 @@ SOCKETS = Path("/proc/net/tcp")
 class Relay:
     """Accepts connections from this user's programs and opens one connection to the gate for each."""
 
-    def __init__(self, gateway: Gateway, local: tls.LocalKeys, log: Log) -> None:
-        self._gateway, self._log = gateway, log
+    def __init__(self, gateway: Gateway, local: tls.LocalKeys, log: Log, node: int | None = None) -> None:
+        """`node` is the number of the SuperNode's own user, where it has one."""
+        self._gateway, self._log, self._node = gateway, log, node
         self._server = tls.server_context(local.certificate, local.key)
         self._open = 0
         self._state = ""
 
     async def handle(self, sock: socket.socket, _: str) -> None:
         """Serve one accepted connection until it ends."""
-        if self._open >= CONNECTIONS or not ours(sock):
+        if self._open >= CONNECTIONS or not ours(sock, self._node):
             sock.close()
             return
         self._open += 1
@@ -125,8 +127,11 @@ async def _write(writer: asyncio.StreamWriter, data: bytes) -> bool:
     return True
 
 
-def ours(sock: socket.socket) -> bool:
-    """Whether this user or root is at the other end of a loopback connection, if the system can tell."""
+def ours(sock: socket.socket, node: int | None = None) -> bool:
+    """Whether this user, root or the SuperNode's own user is at the other end of a loopback connection.
+
+    True where the system cannot tell.
+    """
     if sock.family != socket.AF_INET or not SOCKETS.exists():
         return True
     try:
@@ -136,7 +141,7 @@ def ours(sock: socket.socket) -> bool:
     for line in SOCKETS.read_text().splitlines()[1:]:
         fields = line.split()
         if fields[1] == there and fields[2] == here:
-            return int(fields[7]) in (os.geteuid(), 0)
+            return int(fields[7]) in (os.geteuid(), 0, node)
     return False
 
 
@@ -151,6 +156,7 @@ async def main(log: Log) -> None:
     parser.add_argument("--target", required=True, help="HOST:PORT of the gate")
     parser.add_argument("--keys", type=Path, required=True, help="folder with key.pem, cert.pem and ca.pem")
     parser.add_argument("--certificates", type=Path, required=True, help="folder for relay.pem, which callers trust")
+    parser.add_argument("--user", type=int, help="number of the SuperNode's own user, who may connect too")
     parser.add_argument("--proxy", help="http://host:port of a proxy that allows CONNECT")
     options = parser.parse_args()
     host, port = parse(options.listen)
@@ -158,7 +164,7 @@ async def main(log: Log) -> None:
         raise LaunchError(f"listen {options.listen}: a relay listens on loopback only; use 127.0.0.1:{port}")
     proxy = proxy_address(options.proxy) if options.proxy else None
     gateway = Gateway.of(parse(options.target), Keyring(options.keys), proxy)
-    relay = Relay(gateway, tls.LocalKeys.open(options.certificates, "relay"), log)
+    relay = Relay(gateway, tls.LocalKeys.open(options.certificates, "relay"), log, options.user)
     await serve(listen(host, port), relay.handle, log)
 
 

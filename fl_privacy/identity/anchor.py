@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives import serialization
 
 from fl_privacy.errors import LaunchError
 from fl_privacy.identity.keyring import Keyring, load_crl
+from fl_privacy.identity.roster import Roster, load
 
 CERTIFICATE = "ca.pem"
 
@@ -71,6 +72,22 @@ class Anchor:
         """The newest revocation list as PEM; None if nothing was ever revoked."""
         crl = self.crl()
         return None if crl is None else crl.public_bytes(serialization.Encoding.PEM)
+
+    def roster_file(self, federation: str) -> Path:
+        return self.folder / "rosters" / f"{federation}.json"
+
+    def roster(self, federation: str, file: Path | None = None) -> Roster | None:
+        """The newest roster of a federation; None if there is none yet."""
+        file = file or self.roster_file(federation)
+        try:
+            found = load(file.read_bytes(), self.certificate)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise LaunchError(f"roster {file}: {error}; restore it from a backup") from None
+        if found.federation != federation:
+            raise LaunchError(f"roster {file}: of federation {found.federation!r}; restore it from a backup")
+        return found
 
     def has_revoked(self, keys: Keyring) -> bool:
         """Whether the certificate in that folder was revoked; False if there is none."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,20 +19,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fl_privacy.errors import LaunchError, ProtocolError
-from fl_privacy.files import locked, write_public, write_secret
+from fl_privacy.files import check_private, locked, replace, write_public, write_secret
 from fl_privacy.identity.anchor import CERTIFICATE, Anchor, broken, read_certificate
 from fl_privacy.identity.keyring import Identity, Keyring, load_crl
+from fl_privacy.identity.roster import Member, Roster, sign
+from fl_privacy.identity.signing import fingerprint
 
 ROOT_DAYS = 3650
 LEAF_DAYS = 90
 _SKEW = dt.timedelta(minutes=5)
-
-
-def fingerprint(key: object) -> str:
-    """Of a public key, to compare over a separate channel."""
-    assert isinstance(key, ec.EllipticCurvePublicKey)
-    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return "sha256:" + hashlib.sha256(encoded).hexdigest()
 
 
 def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -50,6 +45,7 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
     """ValueError for anything but one of our keys. Roles start unattended, so a key must have no password."""
+    check_private(path)
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except TypeError:
@@ -78,6 +74,7 @@ class Record:
     until: str
     key: str
     hosts: tuple[str, ...] = ()
+    issued: int = 0  # nanoseconds since 1970: a certificate's own dates are whole seconds
 
     @property
     def number(self) -> int:
@@ -216,6 +213,7 @@ class Authority(Anchor):
             certificate.not_valid_after_utc.isoformat(),
             fingerprint(key),
             tuple(hosts),
+            time.time_ns(),
         )
         write_public(self.folder / "issued" / f"{record.serial}.json", json.dumps(asdict(record)).encode())
         return certificate
@@ -229,7 +227,18 @@ class Authority(Anchor):
                 found.append(Record(**{**values, "hosts": tuple(values["hosts"])}))
             except (ValueError, TypeError, KeyError) as error:
                 raise LaunchError(f"authority record {file}: {error}; restore it from a backup") from None
-        return sorted(found, key=lambda record: (record.identity, record.since, record.serial))
+        return sorted(found, key=lambda record: (record.identity, record.since, record.issued))
+
+    def enlist(self, federation: str, members: Iterable[Member], file: Path | None = None) -> Roster:
+        """Sign the roster of these members, in `file` or the authority's folder; a change adds one to its serial."""
+        file = file or self.roster_file(federation)
+        old = self.roster(federation, file)
+        made = Roster.of(federation, 1 if old is None else old.serial + 1, members)
+        if old is not None and old.members == made.members:
+            return old
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace(file, sign(made, self.key))
+        return made
 
     def revoke(self, identity: str) -> list[Record]:
         """Revoke every certificate of an identity, including expired ones: their keys must not be used again."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import ipaddress
 import json
 import re
@@ -14,19 +12,21 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from fl_privacy.errors import LaunchError, ProtocolError
 from fl_privacy.identity.keyring import Identity
-from fl_privacy.identity.pki import alternative_names, fingerprint
+from fl_privacy.identity.pki import alternative_names
+from fl_privacy.identity.roster import MAX_BYTES as MAX_ROSTER
+from fl_privacy.identity.signing import fingerprint, verify_text
 from fl_privacy.reading import validated
 from fl_privacy.roles import ROLES
 
 MAX_FILE = 64 * 1024
 MAX_CRL = 16 * 2**20
-MAX_SIGNED = 2 * MAX_CRL
+MAX_SIGNED = 2 * (MAX_CRL + MAX_ROSTER)
 MAX_HOSTS = 16
 _CURVES = ("secp256r1", "secp384r1")
 _DNS = re.compile(
@@ -37,6 +37,7 @@ BROKEN = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.In
 
 Pem = Annotated[str, StringConstraints(max_length=8192)]
 Crl = Annotated[str, StringConstraints(max_length=MAX_CRL)]
+Listed = Annotated[str, StringConstraints(max_length=MAX_ROSTER)]
 Signature = Annotated[str, StringConstraints(max_length=256)]
 Name = Annotated[str, StringConstraints(max_length=256)]
 M = TypeVar("M", bound=BaseModel)
@@ -77,13 +78,14 @@ class Signed(BaseModel):
     ca: Pem
     node: Pem | None = None
     revoked: Crl | None = None
+    roster: Listed | None = None
     signature: Signature = ""
 
     @property
     def payload(self) -> bytes:
-        """Without the field `revoked` if there is none: older files were signed without it."""
-        without = {"signature"} if self.revoked is not None else {"signature", "revoked"}
-        return b"fl-privacy signed\n" + _canonical(self, without)
+        """Without `revoked` or `roster` if there is none: older files were signed without them."""
+        absent = {name for name in ("revoked", "roster") if getattr(self, name) is None}
+        return b"fl-privacy signed\n" + _canonical(self, {"signature", *absent})
 
 
 @dataclass(frozen=True)
@@ -159,19 +161,6 @@ def _is_address(host: str) -> bool:
 
 def _canonical(model: BaseModel, without: set[str]) -> bytes:
     return json.dumps(model.model_dump(mode="json", exclude=without), sort_keys=True).encode()
-
-
-def sign_text(key: ec.EllipticCurvePrivateKey, payload: bytes) -> str:
-    return base64.b64encode(key.sign(payload, ec.ECDSA(hashes.SHA256()))).decode()
-
-
-def verify_text(key: object, signature: str, payload: bytes) -> None:
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("not an elliptic-curve key")
-    try:
-        key.verify(base64.b64decode(signature, validate=True), payload, ec.ECDSA(hashes.SHA256()))
-    except binascii.Error:
-        raise ValueError("not base64") from None
 
 
 def read(model: type[M], path: Path, what: str, limit: int = MAX_FILE) -> M:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fl_privacy.errors import LaunchError
-from fl_privacy.files import write_public, write_secret
+from fl_privacy.files import check_private, write_public, write_secret
 from fl_privacy.identity import pki
 from fl_privacy.identity.keyring import Identity, Keyring
 
@@ -30,6 +30,7 @@ def server_context(certificate: Path, key: Path, authority: Path | None = None) 
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # A resumed session would skip the certificate check.
     context.num_tickets = 0
+    check_private(key)
     context.load_cert_chain(certificate, key, password="")
     if authority is not None:
         context.verify_mode = ssl.CERT_REQUIRED
@@ -42,7 +43,8 @@ def client_context(authority: Path, certificate: Path | None = None, key: Path |
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(authority)
-    if certificate is not None:
+    if certificate is not None and key is not None:
+        check_private(key)
         context.load_cert_chain(certificate, key, password="")
     return context
 
@@ -102,3 +104,4 @@ class LocalKeys:
         )
         write_secret(self.key, pki.pem(key))
         write_public(self.certificate, certificate.public_bytes(serialization.Encoding.PEM))
+        self.certificate.chmod(0o644)  # a SuperNode with a user of its own reads it too
