@@ -12,12 +12,12 @@ import grpc
 
 from fl_privacy.config import Federation
 from fl_privacy.deploy import process
-from fl_privacy.errors import ConfigError, ProtocolError
+from fl_privacy.errors import ProtocolError
 from fl_privacy.identity.keyring import Keyring, peer
 from fl_privacy.models.initial import initial
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF
-from fl_privacy.routes.base import only
+from fl_privacy.routes.base import only, peers
 from fl_privacy.routes.shards import Cut, ShardsRoute
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript.recorder import RunRecorder
@@ -42,14 +42,13 @@ class Evaluator:
         data_dir: Path | None,
         recorder: RunRecorder | None = None,
     ) -> None:
-        route = only(federation.route, ShardsRoute, "evaluator")
-        if route.aggregators != len(aggregators):
-            raise ConfigError(f"aggregators: {len(aggregators)} addresses do not fit route {route}")
+        only(federation.route, ShardsRoute, "evaluator")
+        found = peers(federation, aggregators)
         self._federation, self._recorder = federation, recorder
         work = Workload(federation, data_dir)
         self._work = work if federation.sites_evaluate else work.loaded()
         self._initial = initial(federation)
-        self._stubs = [rpc.middleware(rpc.channel(address, keys)) for address in aggregators]
+        self._stubs = [rpc.middleware(rpc.channel(address, keys, whom)) for address, whom in found]
         self._cut = Cut(self._work.layout.size, len(aggregators), federation.seed)
 
     async def evaluate(self, request: pb.EvaluateRequest, context: Any) -> pb.EvaluateReply:
@@ -70,13 +69,14 @@ class Evaluator:
             raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
         if self._recorder is not None:
             self._recorder.record(request.run, request.round, ATTEMPT, {"model": model})
+        head = (self._recorder.head(request.run) if self._recorder else None) or b""
         if self._federation.sites_evaluate:
-            return pb.EvaluateReply()
+            return pb.EvaluateReply(head=head)
         with self.metrics.phase("evaluating"):
             metrics = self._work.evaluate(model)
         self.metrics.ended("evaluated")
         self.log("evaluated", run=request.run, round=request.round, accuracy=metrics.accuracy, loss=metrics.loss)
-        return pb.EvaluateReply(**vars(metrics))
+        return pb.EvaluateReply(**vars(metrics), head=head)
 
     def _seed(self, run: str) -> Vector:
         """Give the aggregators their initial shards, unless they have them."""

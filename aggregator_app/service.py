@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,21 @@ from numpy.typing import NDArray
 from fl_privacy.combine.rules import Combiner
 from fl_privacy.config import Federation
 from fl_privacy.errors import require
+from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.checkpoints import Arrays
-from fl_privacy.round.machine import RoundSpec
+from fl_privacy.round.counted import sent
+from fl_privacy.round.machine import Phase, RoundSpec
 from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
+from fl_privacy.round.terms import joined
 from fl_privacy.routes.base import only
 from fl_privacy.routes.shards import ShardsRoute
 from fl_privacy.transcript.events import Event, Farewell, filed, rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
-from fl_privacy.wire.stream import header_of
+from fl_privacy.wire.stream import digest, header_of
 
 from .state import ShardStore
 
@@ -35,10 +37,12 @@ Array = NDArray[np.float32]
 class Aggregator(Middleware):
     """A round is settled in two steps, so that either all aggregators move on or none does."""
 
-    def __init__(self, federation: Federation, folder: Path, log: Log, recorder: RunRecorder | None = None) -> None:
-        super().__init__(federation, log, recorder)
+    def __init__(
+        self, federation: Federation, keys: Keyring, state: Path, log: Log, recorder: RunRecorder | None = None
+    ) -> None:
+        super().__init__(federation, keys, state, log, recorder)
         only(federation.route, ShardsRoute, "aggregators")
-        self._store = ShardStore(folder)
+        self._store = ShardStore(state / "shards")
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Array:
         """The round starts from the shard after the previous one; a later shard is rolled back."""
@@ -47,13 +51,44 @@ class Aggregator(Middleware):
         require(header.length == length, f"length: {header.length}, but this shard has {length}")
         return model
 
+    def model_digest(self, header: pb.RoundHeader, model: Array) -> bytes:
+        """The model is known by the digests of its shards, and ours must be among them."""
+        ours = digest(model) in header.shards
+        require(ours, "shards: another model than this aggregator has a shard of", "FAILED_PRECONDITION")
+        return joined(list(header.shards))
+
+    async def shard(self, request: pb.ShardRequest, context: Any) -> pb.ShardReply:
+        """The digest of our shard after a round: the server puts it into the terms of the next one."""
+        self._peer(context, "server")
+        model, _ = await asyncio.to_thread(self._store.load, request.run, request.round)
+        return pb.ShardReply(digest=digest(model))
+
+    async def reopened(self, state: RunState, attempt: Attempt) -> None:
+        """It may have been applied before this process was restarted: then only other aggregators need it again."""
+        spec, bits = attempt.round.spec, self.journal.released(attempt.terms.name)
+        if bits is None or spec.farewell or (self._store.newest(spec.run) or 0) < spec.round:
+            return
+        shard, _ = await asyncio.to_thread(self._store.load, spec.run, spec.round)
+        self.put_model(state, shard, spec.round)
+        attempt.round.phase, attempt.delivered, attempt.applied = Phase.RELEASED, True, attempt.cohort.of_bits(bits)
+        attempt.forget()
+        attempt.notice()
+        attempt.repeat()
+
+    def _state(self, run: str, create: bool = False) -> RunState:
+        """A run whose shard is on the disk is known, also after a restart."""
+        if run not in self.runs and not create and (newest := self._store.newest(run)) is not None:
+            state = super()._state(run, create=True)
+            self.put_model(state, self._store.load(run, newest)[0], newest)
+        return super()._state(run, create)
+
     async def seed(self, parts: Parts, context: Any) -> pb.Empty:
         """The evaluator hands over the initial shard, once per run."""
         self._peer(context, "evaluator")
         header = header_of(await first(parts), "vector")
         self._check_unseeded(header.run)
         state = self._state(header.run, create=True)
-        shard = await self.take_model(header.length, header.digest, parts)
+        shard = await self.take_model(state, header.length, header.digest, parts)
         self._check_unseeded(header.run)  # the run may have started while the shard arrived
         await asyncio.to_thread(self._store.save, state.name, 0, shard, {})
         self.put_model(state, shard, 0)
@@ -63,35 +98,52 @@ class Aggregator(Middleware):
         require(self._store.newest(run) is None, "seed: this run has already started", "ALREADY_EXISTS")
 
     async def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
-        """How many updates, and a digest of whose: the server compares the aggregators before it lets them settle."""
-        round, counted = attempt.round, attempt.counted
-        named = "\n".join((round.spec.attempt, *round.accepted, "", *sorted(counted.sites)))
-        members, added = hashlib.sha256(named.encode()).digest(), counted.release(round.least)
-        count = len(round.accepted)
-        yield pb.Chunk(release=pb.ReleaseHeader(phase=str(round.phase), count=count, members=members, **added))
+        """Whose updates and counts are here: the server tells the aggregators to apply what all of them have."""
+        members = attempt.round.accepted if attempt.applied is None else attempt.applied
+        header = pb.ReleaseHeader(phase=Phase.CLOSED, count=len(members), members=attempt.cohort.bits(members))
+        header.senders = attempt.cohort.bits(attempt.counted.sites)
+        yield pb.Chunk(release=header)
 
-    async def settle(self, request: pb.SettleRequest, context: Any) -> pb.Empty:
-        """All aggregators closed the round: apply it. Or one did not: drop it."""
-        self._peer(context, "server")
-        attempt, state = self._attempt(request.run, request.round, request.attempt), self._state(request.run)
+    async def settle(self, request: pb.SettleRequest, context: Any) -> pb.SettleReply:
+        """Apply the round with what all aggregators have, or drop it; asking twice gets the same answer."""
+        attempt, state = self.asked(request, context), self._state(request.run)
         if not request.commit:
             attempt.fail("another aggregator did not close this round")
-            return pb.Empty()
-        if attempt.settling is None:
-            clients = attempt.round.release()
-            self.released.add(request.attempt)
-            attempt.settling = asyncio.create_task(self._settle(state, attempt, clients))
-        # A caller that disconnects must not leave a round half settled; one that asks again gets the same answer.
-        await asyncio.shield(attempt.settling)
-        return pb.Empty()
+            return pb.SettleReply()
+        chosen, senders = (attempt.cohort.of_bits(bits) for bits in (request.members, request.senders))
+        if attempt.applied is not None:
+            require(attempt.applied == chosen, "members: this round was settled with others", "FAILED_PRECONDITION")
+        elif attempt.settling is None:
+            self._check(attempt, chosen, senders)
+            attempt.round.release()
+            attempt.settling = asyncio.create_task(self._settle(state, attempt, chosen, senders))
+        if attempt.settling is not None:
+            # A caller that disconnects must not leave a round half settled.
+            await asyncio.shield(attempt.settling)
+        return attempt.reply
 
-    async def _settle(self, state: RunState, attempt: Attempt, clients: tuple[str, ...]) -> None:
+    def _check(self, attempt: Attempt, chosen: tuple[str, ...], senders: tuple[str, ...]) -> None:
+        """The server may leave out what not all aggregators have, but never go below quorum and floor."""
+        round = attempt.round
+        require(round.phase is Phase.CLOSED, f"round {round.spec.round} is {round.phase}", "FAILED_PRECONDITION")
+        ours = set(chosen) <= set(round.accepted) and set(senders) <= set(attempt.counted.sites) & set(chosen)
+        require(ours, "members: not all of them are here")
+        enough = len(chosen) >= round.spec.quorum and round.may_release(chosen)
+        require(enough, f"members: {len(chosen)} are too few", "FAILED_PRECONDITION")
+
+    async def _settle(
+        self, state: RunState, attempt: Attempt, clients: tuple[str, ...], senders: tuple[str, ...]
+    ) -> None:
         spec, rows, model = attempt.round.spec, attempt.rows, state.model
         assert rows is not None
         assert model is not None
-        counts = attempt.counted.stored(clients)
         shard = None
         try:
+            facts = (spec.attempt, clients, attempt.cohort.bits(clients), (), senders)
+            free = await self.journalled(self.journal.release, *facts)
+            counts = attempt.counted.stored(clients)
+            if free and attempt.round.may_release(senders):
+                attempt.reply = pb.SettleReply(counts=sent(attempt.counted.total(senders)), counted=len(senders))
             if spec.farewell:
                 await asyncio.to_thread(self._record, spec, clients, counts, [], Farewell(round=spec.farewell))
             else:
@@ -99,12 +151,15 @@ class Aggregator(Middleware):
                     shard, moments = await asyncio.to_thread(self._apply, spec, rows, model, clients, counts)
                 with self.metrics.phase("releasing"):
                     await asyncio.to_thread(self._store.save, spec.run, spec.round, shard, moments, spec.best)
-            attempt.delivered = True
+        except BaseException as error:
+            attempt.round.revoke(str(error))
+            raise
         finally:
             attempt.forget()
+        attempt.delivered, attempt.applied = True, clients
         if shard is not None and state.attempt is attempt:
             self.put_model(state, shard, spec.round)
-        self.log("released", **spec.where, count=len(clients), floor=attempt.round.needed)
+        self.log("released", **spec.where, count=len(clients), floor=attempt.round.least)
 
     def _apply(
         self, spec: RoundSpec, rows: Rows, model: Array, clients: tuple[str, ...], counts: Arrays

@@ -12,6 +12,7 @@ from fl_privacy.errors import ProtocolError, require
 from fl_privacy.round.checkpoints import Arrays, CheckpointError, Checkpoints
 
 MOMENT = "moment."
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class ShardStore:
@@ -37,9 +38,8 @@ class ShardStore:
 
     def newest(self, run: str) -> int | None:
         """The last round with a stored shard."""
-        return max(self._run(run).rounds(), default=None)
+        return max(self._run(run).rounds(), default=None) if _NAME.fullmatch(run) else None
 
     def _run(self, run: str) -> Checkpoints:
-        named = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", run) is not None
-        require(named, "run: letters, digits, dots and dashes only")
+        require(_NAME.fullmatch(run) is not None, "run: letters, digits, dots and dashes only")
         return Checkpoints(self._folder / run)

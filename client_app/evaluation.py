@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fl_privacy.scores.form import Counts, Form, Tally
 from fl_privacy.scores.metrics import scores
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.tasks.data import Dataset
+from fl_privacy.tasks.workload import Measured
 from fl_privacy.vector import Vector
 
 ALONE = "alone"
@@ -52,20 +53,20 @@ class Evaluation:
 
     def due(self, at: At) -> bool:
         """Whether the counts of the model that this round starts from are wanted, as the federation agreed."""
-        if not (self._active and at.counts and len(self._held_out)):
-            return False
+        if not (self._active and at.counts and (self._noise or len(self._held_out))):
+            return False  # with noise it does not show whether there are records
         length = self._sent.length
         require(at.counts == length, f"counts: the server asks for {at.counts} numbers, and this task has {length}")
         return at.farewell > 0 or (at.round - 1) % self._federation.evaluate.every == 0
 
     def counts(self, at: At, model: Vector) -> Counts:
         """Evaluate the model, keep the numbers here, and return the counts as they may leave."""
-        forms = dict.fromkeys((self._exact, self._sent))
-        found = self._seat.work.measured(model, self._held_out, list(forms), self._device)
-        self._keep(at.run, at.farewell or at.round - 1, found.tallies[0], found.further)
+        found, number = self._seat.work.measured(model, self._held_out, self._device), at.farewell or at.round - 1
         if self._noise is None:
-            return found.tallies[0].vector
-        return self._noise.add(found.tallies[-1], self._seat.key(at, "evaluation")).vector
+            return self._keep(at.run, number, found).vector
+        with suppress(FederationError):  # one record could cause it, and whether counts leave has no noise
+            self._keep(at.run, number, found)
+        return self._noise.add(found.tally(self._noise.form), self._seat.key(at, "evaluation")).vector
 
     def rounds_alone(self, run: str) -> int:
         """How many rounds' worth of training the comparison takes; 0: there is none, or it was made before."""
@@ -78,12 +79,14 @@ class Evaluation:
         """Train a model on this site's records alone, and keep its numbers beside the final model's."""
         epochs = self._federation.task.train.epochs * rounds
         model = self._seat.work.alone(data, self._seat.site, epochs, self._device)
-        found = self._seat.work.measured(model, self._held_out, [self._exact], self._device)
-        self._keep(run, ALONE, found.tallies[0], {"epochs": epochs, **found.further})
+        self._keep(run, ALONE, self._seat.work.measured(model, self._held_out, self._device), epochs=epochs)
 
-    def _keep(self, run: str, model: int | str, tally: Tally, further: Mapping[str, float]) -> None:
-        if self._journal is not None:
-            self._journal.add(run, model, {**further, **scores(tally).line()})
+    def _keep(self, run: str, model: int | str, found: Measured, **facts: int) -> Tally:
+        """Write the site's own numbers to its disk, and return the exact counts."""
+        tally, further = found.tally(self._exact), self._seat.work.further(found)
+        if self._journal is not None and len(self._held_out):
+            self._journal.add(run, model, {**facts, **further, **scores(tally).line()})
+        return tally
 
 
 class Journal:

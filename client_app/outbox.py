@@ -72,9 +72,14 @@ class Outbox:
 
     def keep(self, at: At, parcel: Parcel) -> None:
         """Durable when it returns, and readable by the site alone."""
-        self._last = (name_of(at), parcel)
+        name = name_of(at)
         if self._file is not None:
-            with replacing(self._file, mode=0o600) as file:
-                file.write(bytes.fromhex(self._last[0]))
-                np.save(file, parcel.payload, allow_pickle=False)
-                np.save(file, NONE if parcel.counts is None else parcel.counts, allow_pickle=False)
+            try:
+                with replacing(self._file, mode=0o600) as file:
+                    file.write(bytes.fromhex(name))
+                    np.save(file, parcel.payload, allow_pickle=False)
+                    np.save(file, NONE if parcel.counts is None else parcel.counts, allow_pickle=False)
+            except OSError as error:
+                problem = f"state {self._file}: {error.strerror or error}"
+                raise LedgerError(f"{problem}; nothing was spent or sent, make room on the disk") from None
+        self._last = name, parcel

@@ -14,8 +14,10 @@ from typing import Any
 HEAD = struct.Struct("!IQ")
 MAX_JSON = 64 * 1024
 MAX_BYTES = 4 * 2**31
-PATIENCE = 60.0  # seconds a peer may take to send what it announced
-RESTART = 20.0  # seconds for a worker that is starting, or was restarted
+PATIENCE = 10.0  # seconds a peer may take to send a frame, besides what its bytes take at the slowest rate
+SLOWEST = 16 * 2**20  # bytes per second
+RESTART = 60.0  # seconds for a worker that is starting, or was restarted
+ASKED = 3  # how often a ticket is sent to a worker that dies with it
 POLL = 0.1
 
 Frame = tuple[dict[str, Any], bytearray]
@@ -33,7 +35,10 @@ def send(connection: socket.socket, fields: dict[str, Any], payload: bytes | mem
 
 
 def receive(connection: socket.socket, most: int = MAX_BYTES) -> Frame:
-    """One frame of at most `most` payload bytes, all of it within the socket's timeout; anything else is an error."""
+    """One frame of at most `most` payload bytes, in time; anything else is an error.
+
+    In time is within the socket's timeout, and as long as the announced payload takes at the slowest rate.
+    """
     patience = connection.gettimeout()
     until = None if patience is None else time.monotonic() + patience
     try:
@@ -52,7 +57,7 @@ def _frame(connection: socket.socket, most: int, until: float | None) -> Frame:
         raise PipeError("frame is not JSON") from None
     if not isinstance(fields, dict):
         raise PipeError("frame is not an object")
-    return fields, _exactly(connection, size, until)
+    return fields, _exactly(connection, size, None if until is None else until + size / SLOWEST)
 
 
 def _exactly(connection: socket.socket, size: int, until: float | None) -> bytearray:
@@ -69,7 +74,16 @@ def _exactly(connection: socket.socket, size: int, until: float | None) -> bytea
 
 
 def ask(path: str, fields: dict[str, Any], payload: bytes | memoryview, timeout: float) -> Frame:
-    """Send the worker a ticket and wait for its receipt."""
+    """Send the worker a ticket and wait for its receipt; a worker that was restarted meanwhile is asked again."""
+    for _ in range(ASKED - 1):
+        try:
+            return _ask(path, fields, payload, timeout)
+        except (ConnectionError, PipeError):
+            time.sleep(POLL)
+    return _ask(path, fields, payload, timeout)
+
+
+def _ask(path: str, fields: dict[str, Any], payload: bytes | memoryview, timeout: float) -> Frame:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout)
         _connect(connection, path, time.monotonic() + RESTART)
@@ -81,7 +95,7 @@ def _connect(connection: socket.socket, path: str, until: float) -> None:
     while True:
         try:
             return connection.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):  # the last: too many at once
             if time.monotonic() > until:
                 raise
             time.sleep(POLL)

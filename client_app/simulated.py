@@ -17,6 +17,7 @@ from fl_privacy.tasks.workload import Workload
 
 from . import worker
 from .site import Site
+from .tickets import ABSTAIN
 
 Reply = tuple[dict[str, Any], bytes | memoryview | bytearray]
 
@@ -28,7 +29,7 @@ def answer(context: Context, ticket: dict[str, Any], payload: bytes | memoryview
         site = _site(home, partition)
     except FederationError as error:
         _log(home, f"partition-{partition}")("error", reason=str(error))
-        return {"status": "failed"}, b""
+        return {"status": ABSTAIN}, b""
     return worker.answer(site, ticket, bytearray(payload))
 
 
@@ -48,8 +49,9 @@ def _facts(home: str) -> Any:
 def _site(home: str, partition: int) -> Site:
     facts, work = _facts(home), workload(home)
     name = work.federation.site_names[partition]
-    keys, log = Keyring(Path(home) / "sites" / name), _log(home, name)
-    folders = (None, Path(facts["run_dir"]) / "truth" / name, Path(facts["sites"]) / name)  # data, truth, state
+    state = Path(facts["sites"]) / name
+    keys, log = Keyring(Path(home) / "sites" / name, state), _log(home, name)
+    folders = (None, Path(facts["run_dir"]) / "truth" / name, state)  # data, truth, state
     return Site(work.federation, name, keys, facts["middleware"], *folders, workload=work, log=log)
 
 

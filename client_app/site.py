@@ -6,16 +6,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 
 from fl_privacy import models
 from fl_privacy.coding import Payload
-from fl_privacy.config import Federation
-from fl_privacy.errors import FederationError, require
+from fl_privacy.config import Federation, approvals
+from fl_privacy.config.policy import Policy
+from fl_privacy.errors import FederationError, ProtocolError, require
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
-from fl_privacy.ops.metrics import OFF, Metrics
-from fl_privacy.routes.base import FAREWELLS, SiteSeat, Ticket
+from fl_privacy.ops.metrics import LOCAL, OFF, Metrics
+from fl_privacy.round.sent import Sent
+from fl_privacy.round.terms import FAREWELLS
+from fl_privacy.routes.base import SiteSeat, Ticket, no_head
 from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.tasks.train import device as find_device
@@ -23,8 +27,9 @@ from fl_privacy.tasks.workload import Fit, Workload
 from fl_privacy.transcript.events import filed
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
+from fl_privacy.wire.client import explain
 
-from .accounting import Account
+from .accounting import Account, floor_of
 from .evaluation import Evaluation
 from .outbox import Outbox, Parcel
 from .pipeline import Pipeline
@@ -54,13 +59,26 @@ class Site:
         self._data = self._work.site_data(name)
         seat = Seat(federation, name, self._work, len(self._data), state)
         self._steps, self._evaluation = Pipeline(seat), Evaluation(seat)
-        self._account = Account(federation, name, state, self._steps.guard.charge, self._evaluation.charge)
+        self._account = Account(federation, name, state, self._steps.guard.charge, self._evaluation.charge, keys)
         self._outbox = Outbox(state if self.private else None)
         # Opened for every record: in simulation a site moves from one process to another.
         self._state = state
         self._truth = RunRecorder(truth, name, keys, reopen=True) if truth and federation.audit else None
         tier = self.config.tier if self.private else ""
-        self._route = federation.route.site(SiteSeat(federation, self._work.layout, keys, middleware, tier, metrics))
+        place = SiteSeat(
+            federation=federation,
+            layout=self._work.layout,
+            keys=keys,
+            middleware=middleware,
+            site=name,
+            tier=tier,
+            floor=floor_of(federation, name),
+            sent=Sent(state),
+            metrics=metrics,
+            head=self._truth.head if self._truth else no_head,
+            ledger=self._account,
+        )
+        self._route, self._usual = federation.route.site(place), 0.0
         self.log("ready", records=len(self._data), parameters=self._work.layout.size)
 
     @property
@@ -74,37 +92,57 @@ class Site:
     def take_part(self, ticket: Ticket, model: Vector | None = None) -> tuple[int, Payload | None]:
         """Take part in every round of the ticket; returns how many were done, and the reply through Flower."""
         check(ticket, self.federation)
+        if self.config.policy and self._state is not None and Policy.load(self.config.policy).approve_runs:
+            approvals.check(ticket.run, self.federation, self._state)
         self.log("ticket", run=ticket.run, first=ticket.first, last=ticket.last, policy=self.policy)
         done = 0
         for at, start in self._route.rounds(ticket, model):
-            parcel = self.parcel(at, start)
-            if at.farewell:
-                self._compare(at, late=False)
-            self._route.deliver(at, *(part for part in parcel if part is not None))
-            done += 1
-            size = parcel.payload.nbytes
-            self.metrics.ended("uploaded")
-            self.metrics.moved("out", size)
-            terms: dict[str, Any] = {"route": self.federation.route.kind, "bytes": size, "private": self.private}
-            self.log("uploaded", **at.where, **terms, evaluated=parcel.counts is not None, policy=self.policy)
-            if at.farewell:
-                self._compare(at, late=True)
+            began = time.monotonic()
+            try:
+                self._route.admit(at, start)
+                self._round(at, start)
+            except ProtocolError as error:
+                self._abstain(at, began, error.code, str(error))
+            except FederationError as error:
+                self._abstain(at, began, LOCAL, str(error))
+            except grpc.RpcError as error:
+                self._abstain(at, began, error.code().name, explain(error))
+            else:
+                done, self._usual = done + 1, time.monotonic() - began
         return done, self._route.reply()
+
+    def _round(self, at: At, start: Vector) -> None:
+        """Make what the site sends for an attempt, and send it."""
+        parcel = self.parcel(at, start)
+        if at.farewell:
+            self._compare(at, late=False)
+        self._route.deliver(at, *(part for part in parcel if part is not None))
+        size = parcel.payload.nbytes
+        self.metrics.ended("uploaded")
+        self.metrics.moved("out", size)
+        terms: dict[str, Any] = {"route": self.federation.route.kind, "bytes": size, "private": self.private}
+        self.log("uploaded", **at.where, **terms, evaluated=parcel.counts is not None, policy=self.policy)
+        if at.farewell:
+            self._compare(at, late=True)
+
+    def _abstain(self, at: At, began: float, code: str, reason: str) -> None:
+        """Send nothing in this attempt. The reason stays here, and the time does not tell it: a refusal, a spent budget
+        and an error are all reported when an update would have come."""
+        self.metrics.ended("not-sent")
+        self.metrics.reject(code, reason)
+        self.log("not-sent", **at.where, policy=self.policy, reason=reason)
+        time.sleep(max(0.0, began + min(self._usual, self.federation.deadline / 2) - time.monotonic()))
+        self._route.abstain(at)
 
     def parcel(self, at: At, model: Vector) -> Parcel:
         """What the site sends for an attempt: made once, charged once, and the same bytes when it is sent again."""
-        try:
-            with self._outbox.alone():
-                parcel = self._outbox.find(at)
-                if parcel is None:
-                    self._account.check(at)
-                    parcel = self._make(at, self._steps.inward(model, at))
-                    self._outbox.keep(at, parcel)
-                charged = self._account.charge(at, parcel.counts is not None)
-        except FederationError as error:
-            self.metrics.ended("not-sent")
-            self.log("not-sent", **at.where, policy=self.policy, reason=str(error))
-            raise
+        with self._outbox.alone():
+            parcel = self._outbox.find(at)
+            if parcel is None:
+                self._account.check(at)
+                parcel = self._make(at, self._steps.inward(model, at))
+                self._outbox.keep(at, parcel)
+            charged = self._account.charge(at, parcel.counts is not None)
         if charged is not None:
             terms: dict[str, Any] = {"policy": self.policy, **self.budget()}
             self.log("charged" if charged else "resend", **at.where, **terms)
@@ -165,7 +203,7 @@ class Site:
         trained = time.monotonic()
         if self._truth is not None:
             honest = update if clean is None else self._train(start, at, clean)
-            self._truth.record(**at.where, arrays={"update": honest, **recorded})
+            self._truth.record(**filed(at), arrays={"update": honest, **recorded})
         if self.config.behaviour is not None:
             update = self.config.behaviour.act(update, at)
         privatised = time.monotonic()

@@ -15,8 +15,10 @@ import numpy as np
 from pydantic import ValidationError
 
 from fl_privacy.config import Federation
+from fl_privacy.config.policy import policy_file, requires_confinement
+from fl_privacy.deploy import confine
 from fl_privacy.errors import FederationError, ProtocolError, require
-from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.keyring import Keyring, accepted_roster
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, operations, serve as serve_metrics
 from fl_privacy.routes.base import Ticket
@@ -25,11 +27,9 @@ from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.client import explain
 from fl_privacy.wire.stream import data_bytes
 
-from . import pipe
 from .accounting import policy_of
 from .site import Site
-
-REFUSALS = ("FAILED_PRECONDITION", "INVALID_ARGUMENT", "PERMISSION_DENIED")
+from .tickets import ABSTAIN, Desk, Reply
 
 
 def main() -> int:
@@ -41,10 +41,15 @@ def main() -> int:
         log.keep(options.events)
         metrics, address = serve_metrics("site", options.site, options.metrics, log)
         federation = Federation.load(options.config)
+        policy_file(federation, options.site, options.state, options.trial)
         terms = policy_of(federation, options.site)
         log("policy", **terms)
         accepted.check(federation, options.state, tuple(terms.get("code", ())))
-        keys, folders = Keyring(options.keys), (options.data_dir, options.truth, options.state)
+        confine.demand(requires_confinement(federation, options.site))
+        keys, folders = Keyring(options.keys, options.state), (options.data_dir, options.truth, options.state)
+        keys.read()  # a key that others could read stops the start, and not only the first connection
+        roster = accepted_roster(keys, options.state)
+        log("roster", serial=roster.serial, digest=roster.digest)
         facts = {"log": log, "metrics": metrics, "policy": terms["sha256"]}
         site = Site(federation, options.site, keys, options.middleware, *folders, **facts)
         if address:
@@ -73,26 +78,20 @@ def listen(path: Path) -> socket.socket:
         listener.bind(str(path))
     finally:
         os.umask(before)
-    listener.listen(8)
+    listener.listen(64)
     return listener
 
 
 def serve(listener: socket.socket, site: Site) -> None:
     """One ticket at a time: a site has one model in memory."""
-    most = 4 * site.parameters
+    desk = Desk(listener, 4 * site.parameters, site.log)
     while True:
-        connection, _ = listener.accept()
-        with connection:
-            connection.settimeout(pipe.PATIENCE)
-            try:
-                fields, payload = pipe.receive(connection, most)
-                pipe.send(connection, *answer(site, fields, payload))
-            except (OSError, pipe.PipeError) as error:
-                site.log("pipe", reason=str(error))
+        asked = desk.next()
+        asked.answer(answer(site, asked.fields, asked.payload))
 
 
-def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> tuple[dict[str, Any], bytes | memoryview]:
-    """Do what the ticket asks; the reply is done, refused or failed. The reason goes only to the site's own log."""
+def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> Reply:
+    """Do what the ticket asks; the reply is done or abstain, whatever the reason, which goes only to our own log."""
     asked: dict[str, Any] = {}
     try:
         ticket = _ticket(fields)
@@ -101,11 +100,10 @@ def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> tuple[dict
         model = np.frombuffer(payload, "<f4").astype(np.float32) if payload else None
         rounds, update = site.take_part(ticket, model)
         site.log("done", **asked, rounds=rounds)
-        return {"status": "done" if rounds else "failed"}, b"" if update is None else data_bytes(update)
+        return {"status": "done" if rounds else ABSTAIN}, b"" if update is None else data_bytes(update)
     except ProtocolError as error:
         site.metrics.reject(error.code, str(error))
         site.log("refused", **asked, code=error.code, reason=str(error))
-        return {"status": "refused" if error.code in REFUSALS else "failed"}, b""
     except FederationError as error:
         site.metrics.reject(LOCAL, str(error))
         site.log("failed", **asked, reason=str(error))
@@ -113,7 +111,7 @@ def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> tuple[dict
         site.metrics.ended("failed")
         site.metrics.reject(error.code().name, str(error.details()))
         site.log("failed", **asked, code=error.code().name, reason=explain(error))
-    return {"status": "failed"}, b""
+    return {"status": ABSTAIN}, b""
 
 
 def _ticket(fields: dict[str, Any]) -> Ticket:
@@ -132,6 +130,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket for the ClientApp")
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_PRIVACY_DATA")
     parser.add_argument("--state", type=Path, help="this site's own folder: ledger and outgoing update")
+    trial = "one person runs all sites of the federation, so that this one may have no policy"
+    parser.add_argument("--trial", action="store_true", help=trial)
     truth = "where to record true updates, with `audit: true`; {run} is the run's name"
     parser.add_argument("--truth", type=Path, help=truth)
     operations(parser)

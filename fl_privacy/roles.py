@@ -63,16 +63,16 @@ _TABLE = (
     Role("server", flower="superexec", dials=("superlink", "middleware", "evaluator"), awaits=True, networks=(CORE,),
          apis=("fleet", "control", "runtime", "health"), data=True, secret=True, backup=("runs",), records="views",
          outcomes=_RELEASES, gauges=("rounds",)),
-    Role("shuffler", "shuffler_app", ("listen", "view"), serves="middleware",
-         records="views", outcomes=_RELEASES, gauges=("rounds",)),
+    Role("shuffler", "shuffler_app", ("state", "listen", "view"), serves="middleware",
+         backup=("state",), records="views", outcomes=_RELEASES, gauges=("rounds",)),
     Role("aggregator", "aggregator_app", ("index", "state", "listen", "view"), numbered=True, serves="middleware",
          backup=("state",), records="views", outcomes=_RELEASES, gauges=("rounds",)),
     Role("evaluator", "aggregator_app.evaluator", ("middleware", "data", "listen", "view"), serves="evaluator",
          dials=("middleware",), networks=(CORE,), data=True, records="views", outcomes=("evaluated", "failed")),
-    Role("site", "client_app.worker", ("site", "socket", "state", "middleware", "data", "truth"), flower="supernode",
-         dials=("superlink", "middleware"), awaits=True, networks=(SITES,), apis=("fleet",), data=True,
-         backup=("state/ledger.jsonl", "state/models"), records="truth", outcomes=("uploaded", "not-sent", "failed"),
-         gauges=("budget",)),
+    Role("site", "client_app.worker", ("site", "socket", "state", "middleware", "data", "truth", "trial"),
+         flower="supernode", dials=("superlink", "middleware"), awaits=True, networks=(SITES,), apis=("fleet",),
+         data=True, backup=("state/ledger.jsonl", "state/models"), records="truth",
+         outcomes=("uploaded", "not-sent", "failed"), gauges=("budget",)),
 )
 # fmt: on
 ROLES = {role.name: role for role in _TABLE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class Evaluation:
     """A way to evaluate the model after a round; this one evaluates at once, and asks nothing of the sites."""
 
     initial: Models
+    heads: Sequence[bytes] = ()  # of what another party recorded, newest last
 
     def now(self, run: str, round: int, models: Models) -> Scores | None:
         """The scores of a round's model; None if they come later, with the sites' counts."""
@@ -64,6 +66,7 @@ class Remote(Evaluation):
     def now(self, run: str, round: int, models: Models) -> Scores:
         request = pb.EvaluateRequest(run=run, round=round)
         reply = patiently(lambda: self._stub.evaluate(request, timeout=CALL), time.monotonic() + PATIENCE)
+        self.heads = [bytes(reply.head)] if reply.head else []
         return Scores(**{name: getattr(reply, name) for name in ("accuracy", "rmse", "loss") if reply.HasField(name)})
 
 
@@ -78,6 +81,10 @@ class AtSites(Evaluation):
         noise = noise_of(federation)
         self._shows_records = noise is None or BOUNDS[noise.protects].shows_records
         self.initial = {} if seeding else {MODEL: initial(federation)}
+
+    @property
+    def heads(self) -> Sequence[bytes]:  # type: ignore[override]
+        return self._seeding.heads if self._seeding else ()
 
     def now(self, run: str, round: int, models: Models) -> None:
         if round == 0 and self._seeding is not None:

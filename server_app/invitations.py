@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
-from fl_privacy.routes.base import FAREWELLS, Ask, Ticket
+from fl_privacy.round.terms import FAREWELLS
+from fl_privacy.routes.base import Ask, Ticket
 from fl_privacy.vector import Vector
 
 from .nodes import Nodes
@@ -46,10 +47,8 @@ class Invitations:
         last = ask.round + self._rounds - 1
         if last >= self._federation.rounds:
             last = max(ask.round, self._last)
-        terms = (
-            {} if model is None else {name: getattr(ask, name) for name in ("attempt", "counts", "farewell", "best")}
-        )
-        ticket = Ticket(run=ask.run, federation=self._federation.digest, first=ask.round, last=last, **terms)
+        terms = "" if model is None else ask.terms.to_json()
+        ticket = Ticket(run=ask.run, federation=self._federation.digest, first=ask.round, last=last, terms=terms)
         self._nodes.send(wanted, ticket.model_dump(), model)
         self._held |= dict.fromkeys(wanted, (last, now + LIFE))
 
@@ -69,6 +68,7 @@ class Invitations:
     def withdraw(self) -> None:
         """After a failed attempt: invite every site again, whatever happened to its last ticket."""
         self._held.clear()
+        self._settled.clear()
 
     def _look(self) -> None:
         """Forget the tickets of sites that disconnected."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from typing import Any
@@ -11,9 +10,10 @@ import grpc
 from flwr.serverapp import Grid
 
 from fl_privacy.config import Federation
+from fl_privacy.deploy.parties import serving
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.errors import FederationError, LaunchError, RoundFailed
-from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import load_key
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics, serve as serve_metrics
@@ -27,8 +27,8 @@ from fl_privacy.transcript.files import read_log
 from fl_privacy.transcript.run import METRICS
 from fl_privacy.wire import rpc
 from fl_privacy.wire.client import explain
-from fl_privacy.wire.stream import digest
 
+from .asking import Asking
 from .evaluation import AtSites, Evaluation, Local, Remote
 from .invitations import Invitations
 from .nodes import Nodes
@@ -39,7 +39,8 @@ from .strategy import MODEL, Models, Strategy
 PAUSE = 1.0
 MOMENT = "moment."
 # Already there: it was opened by a call that broke off.
-PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "NOT_FOUND", "ALREADY_EXISTS"}
+CLOSED = "FAILED_PRECONDITION"  # a middleware has closed the attempt for good
+PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "NOT_FOUND", "ALREADY_EXISTS", CLOSED}
 
 
 class Coordinator:
@@ -69,9 +70,10 @@ class Coordinator:
         self.statement = Statement(self.federation, plan, self.layout, self.done)
         key, certificate = load_key(self.keys.key_file), self.keys.certificate_file.read_bytes()
         self.run = RunWriter(plan.run_dir, self.statement.begin(), key, certificate)
-        self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate)
+        self.view = ViewWriter(plan.run_dir / "views" / "server", "server", plan.run, key, certificate, self.run.nonce)
         self.board = Scoreboard(self.run, self.log, read_log(plan.run_dir / METRICS)[0], self.best)
-        self._salt = 0
+        folder = plan.run_dir / "checkpoints"
+        self.asked = Asking(self.federation, self.layout, self.keys, plan.run, bytes.fromhex(self.run.nonce), folder)
         self._stating = threading.Lock()
 
     def _make_metrics(self) -> Metrics:
@@ -82,7 +84,8 @@ class Coordinator:
 
     def _make_evaluation(self) -> Evaluation:
         at = self.plan.evaluator
-        remote = None if at is None else Remote(rpc.evaluator(rpc.channel(at, self.keys)))
+        whom = [Identity(self.federation.name, *party) for party in serving(self.federation, "evaluator")]
+        remote = Remote(rpc.evaluator(rpc.channel(at, self.keys, whom[0]))) if at and whom else None
         if self.federation.sites_evaluate:
             return AtSites(self.federation, remote)
         return remote or Local(self.federation, self.plan.data_dir)
@@ -102,17 +105,23 @@ class Coordinator:
             self._farewells()
         except BaseException as error:
             self.log("failed", run=self.plan.run, reason=_reason(error))
+            self._finish()
             self._close("failed")
             raise
-        else:
-            self._close("completed")
-            early: dict[str, Any] = {"reason": self.early} if self.early else {}
-            self.log("completed", run=self.plan.run, **early)
-        finally:
-            try:
-                self.route.finish(self.plan.run)
-            except grpc.RpcError as error:
-                self.log("finish", reason=explain(error))
+        self._finish()
+        self._close("completed")
+        early: dict[str, Any] = {"reason": self.early} if self.early else {}
+        self.log("completed", run=self.plan.run, **early)
+
+    def _finish(self) -> None:
+        """Tell the other parties that the run is over, and pin what they recorded of it."""
+        try:
+            heads = [*self.route.finish(self.plan.run), *self.evaluation.heads]
+        except grpc.RpcError as error:
+            self.log("finish", reason=explain(error))
+            return
+        for reason in self.run.pin(heads, self.keys.authority_file.read_bytes()) if heads else ():
+            self.log("not-pinned", run=self.plan.run, reason=reason)
 
     def _close(self, status: str) -> None:
         stopped = {"round": self.done, "reason": self.early} if self.early else None
@@ -144,6 +153,7 @@ class Coordinator:
                 self.models = self.strategy.combine(self.models, outcome.rows, outcome.tiers)
         self._evaluate(round, outcome, time.monotonic() - began)
         self._checkpoint(round)
+        self.route.confirm(ask)
 
     def _farewells(self) -> None:
         """Every site gets the final model, and evaluates it; then the best one, unless it has that already."""
@@ -164,6 +174,7 @@ class Coordinator:
                 self.models = _models(self.checkpoints.load(kept))
             ask, outcome = self._attempts(round, self.nodes.present(), counts=counts, farewell=kept)
             self._record(ask, outcome)
+            self.route.confirm(ask)
         except Exception as error:  # the rounds are done: nothing after them may fail the run
             self.log("farewell-failed", run=self.plan.run, reason=_reason(error))
             return None
@@ -177,30 +188,38 @@ class Coordinator:
             self.board.score(round, None)
 
     def _attempts(self, round: int, cohort: list[str], **wanted: int) -> tuple[Ask, Outcome]:
-        """Try a round until it succeeds or the attempts are used up; `wanted` is what it asks besides updates."""
-        for number in range(1, self.federation.attempts + 1):
-            terms = {"best": self.best.round or 0, **wanted}
-            ask = Ask(self.plan.run, round, self._attempt_name(round, cohort, number), cohort, **terms)
-            self.log("farewell" if ask.farewell else "round", run=self.plan.run, round=round, attempt=number)
-            self.statement.ask(ask)
+        """Try a round until it succeeds or the tries are used up; `wanted` is what it asks besides updates.
+
+        It is the same attempt every time, for which sites resend the same bytes, unless a middleware has closed it.
+        """
+        number, wanted = 1, {"best": self.best.round or 0, **wanted}
+        present = self.nodes.present()
+        if before := self.asked.unfinished(round, wanted.get("farewell", 0), present, self.federation.quorum):
+            number, cohort, wanted = before.number, list(before.cohort), before.wanted
+        for trial in range(1, self.federation.attempts + 1):
+            self.log("farewell" if wanted.get("farewell") else "round", run=self.plan.run, round=round, attempt=trial)
             try:
+                ask = self._ask(round, cohort, number, wanted)
                 return ask, self._attempt(ask)
             except (RoundFailed, grpc.RpcError) as error:
                 reason = _retryable(error)
                 if reason is None:
                     raise
-            self.log("attempt-failed", run=self.plan.run, round=round, attempt=number, reason=reason)
+                number += isinstance(error, grpc.RpcError) and error.code().name == CLOSED
+            self.log("attempt-failed", run=self.plan.run, round=round, attempt=trial, reason=reason)
             self.invitations.withdraw()
             time.sleep(PAUSE)
-            if number < self.federation.attempts and not ask.farewell:
+            if trial < self.federation.attempts and not wanted.get("farewell"):
                 self.nodes.await_back(cohort)
         raise LaunchError(f"round {round} failed {self.federation.attempts} times; last reason: {reason}")
 
-    def _attempt_name(self, round: int, cohort: list[str], number: int) -> str:
-        """Digest of models, cohort and attempt number: a new attempt is a new charge."""
-        models = [digest(model).hex() for model in self.models.values()]
-        parts = [self.plan.run, str(round), *(models or [""]), ",".join(cohort), str(self._salt + number)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    def _ask(self, round: int, cohort: list[str], number: int, wanted: dict[str, int]) -> Ask:
+        """The terms of an attempt, which name it; on our disk before anybody is asked."""
+        model = self.route.digest(self.plan.run, wanted.get("farewell") or round - 1, self.models.get(MODEL))
+        ask = self.asked.make(round, cohort, number, wanted, model)
+        if self.asked.keep(ask):
+            self.statement.ask(ask)
+        return ask
 
     def _attempt(self, ask: Ask) -> Outcome:
         """One attempt, with its metrics."""
@@ -245,8 +264,6 @@ class Coordinator:
         self.done = round
 
     def _resume(self, saved: Arrays) -> None:
-        # Attempts of the interrupted run may have been released: our names must differ from theirs.
-        self._salt = int(time.time()) << 8
         moments = {k.removeprefix(MOMENT): array for k, array in saved.items() if k.startswith(MOMENT)}
         self.models = _models(saved)
         self.strategy.restore(self.models, moments)

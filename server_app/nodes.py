@@ -12,13 +12,13 @@ from flwr.serverapp import Grid
 
 from fl_privacy.coding import Coding, Payload
 from fl_privacy.config import Federation
-from fl_privacy.errors import FederationError
+from fl_privacy.errors import FederationError, RoundFailed
 from fl_privacy.vector import Vector
 from fl_privacy.wire.stream import data_bytes
 
 POLL = 0.2
 GRACE = 10.0  # seconds
-RECEIPTS = ("done", "refused", "failed")
+RECEIPTS = ("done", "abstain")
 
 
 class Nodes:
@@ -53,12 +53,9 @@ class Nodes:
         return now if len(now) >= self._federation.quorum else sorted(self._ids)
 
     def refresh(self) -> list[str]:
-        """The sites connected now or a moment ago: a short absence must not change who is drawn into a cohort.
-
-        A site that came back may have another id.
-        """
-        now, named = time.monotonic(), self._ids if self._simulated else self._named()
-        self._ids, self._seen = self._ids | named, self._seen | dict.fromkeys(named, now)
+        """The sites connected now or a moment ago: a short absence must not change who is drawn into a cohort."""
+        now = time.monotonic()
+        self._seen |= dict.fromkeys(self._now(), now)
         return sorted(site for site, seen in self._seen.items() if now - seen <= GRACE)
 
     def knows(self, site: str) -> bool:
@@ -68,8 +65,14 @@ class Nodes:
     def await_back(self, sites: Iterable[str]) -> None:
         """Wait until all of these are back, or for one deadline: Flower refuses a killed node for a minute."""
         until, wanted = time.monotonic() + self._federation.deadline, set(sites)
-        while not self._simulated and not wanted <= self._named().keys() and time.monotonic() < until:
+        while not self._simulated and not wanted <= set(self._now()) and time.monotonic() < until:
             time.sleep(POLL)
+
+    def _now(self) -> dict[str, int]:
+        """The ids of the sites connected now; a site that came back may have another one."""
+        named = self._ids if self._simulated else self._named()
+        self._ids = self._ids | named
+        return named
 
     def _named(self) -> dict[str, int]:
         """Site name to node id. In simulation nodes have no name; each is asked once for its partition."""
@@ -100,7 +103,7 @@ class Nodes:
         ids = list(self._grid.push_messages(messages))
         lost = [name for name, id in zip(sites, ids, strict=False) if not id]
         if len(ids) != len(sites) or lost:
-            raise FederationError(f"tickets: Flower refused {len(sites) - len(ids) or len(lost)} of {len(sites)}")
+            raise RoundFailed(f"tickets: Flower refused {len(sites) - len(ids) or len(lost)} of {len(sites)}")
         kept = {id: name for id, name in self._pending.items() if name not in sites}
         self._pending = {**kept, **dict(zip(ids, sites, strict=True))}
 

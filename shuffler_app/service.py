@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
 from fl_privacy.crypto import keys
-from fl_privacy.errors import require
+from fl_privacy.errors import ProtocolError, require
+from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.round.attempt import Attempt, RunState
+from fl_privacy.round.counted import sent
 from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts
 from fl_privacy.routes.base import only
@@ -26,31 +29,65 @@ from fl_privacy.wire.buffers import give_back, keep_buffers
 from fl_privacy.wire.stream import chunks
 
 from .mixer import mix_apart
+from .secrets import MixingKeys
 
 
 class Shuffler(Middleware):
     """Parameter, layer or model shuffling; the key is fresh for every attempt and forgotten with it."""
 
-    def __init__(self, federation: Federation, log: Log, recorder: RunRecorder | None = None) -> None:
-        super().__init__(federation, log, recorder)
+    def __init__(
+        self, federation: Federation, keys: Keyring, state: Path, log: Log, recorder: RunRecorder | None = None
+    ) -> None:
+        super().__init__(federation, keys, state, log, recorder)
         self._route = only(federation.route, ShufflerRoute, "shuffler")
+        self._secrets = MixingKeys(state, keys.key_file.read_bytes())
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Vector:
         keep_buffers()  # until the next `give_back`
         fits = header.length == (0 if header.farewell else self.coding.length(header.parameters))
         require(fits, f"length: {header.length} for {header.parameters} parameters")
-        return await self.take_model(header.parameters, header.model, parts)
+        return await self.take_model(state, header.parameters, header.model, parts)
+
+    async def reopened(self, state: RunState, attempt: Attempt) -> None:
+        """The updates come again, and the same key mixes them."""
 
     async def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
-        spec, rows = attempt.round.spec, attempt.rows
-        clients = attempt.round.release()
+        """The same bytes whenever the server asks, until it says that they are on its disk."""
+        if attempt.settling is None:
+            attempt.round.release()
+            attempt.settling = asyncio.create_task(self._release(state, attempt))
+        await asyncio.shield(attempt.settling)
+        if attempt.result is None:
+            raise ProtocolError("FAILED_PRECONDITION", f"round: {attempt.round.spec.round} was released and is gone")
+        header, matrix = attempt.result
+        with self.metrics.phase("releasing"):
+            for part in chunks(pb.Chunk(release=header), matrix):
+                yield part
+                self.metrics.moved("out", part.nbytes if isinstance(part, memoryview) else 0)
+
+    async def settle(self, request: pb.SettleRequest, context: Any) -> pb.SettleReply:
+        """The release has arrived, or nobody wants it: the updates and their key are forgotten."""
+        attempt = self.asked(request, context)
+        if attempt.settling is not None:
+            await asyncio.wait([attempt.settling])
+        attempt.fail("the server gave it up")
+        attempt.forget()
+        self._secrets.forget(request.attempt)
+        return pb.SettleReply()
+
+    async def _release(self, state: RunState, attempt: Attempt) -> None:
+        """Mix the rows; what leaves is in the journal before it leaves."""
+        spec, rows, round = attempt.round.spec, attempt.rows, attempt.round
         assert rows is not None
-        self.released.add(spec.attempt)
-        state.model = None  # nobody fetches a round that is over
-        give_back()
+        clients, senders = round.accepted, attempt.counted.sites
         try:
-            added = attempt.counted.release(attempt.round.least)
-            header = pb.ReleaseHeader(phase="released", count=len(clients), length=spec.length, **added)
+            facts = (clients, attempt.cohort.bits(clients), round.digests(clients), senders)
+            free = await self.journalled(self.journal.release, spec.attempt, *facts)
+            state.model = attempt.model = None  # nobody fetches a round that is over
+            give_back()
+            header = pb.ReleaseHeader(phase="released", count=len(clients), length=spec.length)
+            if free and round.may_release(senders):
+                header.counts, header.counted = sent(attempt.counted.total()), len(senders)
             matrix, tiers = await asyncio.to_thread(rows.gather, clients)
             terms: dict[str, Any] = {}
             if spec.farewell:
@@ -58,14 +95,12 @@ class Shuffler(Middleware):
             else:
                 labels, terms = await self._mix(attempt, clients, matrix, tiers, rows)
                 header.tiers.extend(labels)
-            attempt.delivered = True
-            self.log("released", **spec.where, count=len(clients), floor=attempt.round.needed, **terms)
-            with self.metrics.phase("releasing"):
-                for part in chunks(pb.Chunk(release=header), matrix):
-                    yield part
-                    self.metrics.moved("out", part.nbytes if isinstance(part, memoryview) else 0)
-        finally:
+        except BaseException as error:
+            round.revoke(str(error))
             attempt.forget()
+            raise
+        attempt.result, attempt.delivered = (header, matrix), True
+        self.log("released", **spec.where, count=len(clients), floor=round.least, **terms)
 
     async def _mix(
         self, attempt: Attempt, clients: Sequence[str], matrix: Payload, tiers: list[str], rows: Rows
@@ -105,5 +140,5 @@ class Shuffler(Middleware):
         """Bound to run, round and attempt; seeded only if the federation is reproducible."""
         spec = attempt.round.spec
         if not self.federation.reproducible:
-            return keys.derive(keys.fresh(), spec.run, spec.round, spec.attempt, purpose)
+            return keys.derive(self._secrets.of(spec.attempt), spec.run, spec.round, spec.attempt, purpose)
         return keys.derive(self.federation.seed.to_bytes(32, "big"), self.federation.name, spec.round, "", purpose)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fl_privacy.config import Federation
-from fl_privacy.routes.base import FAREWELLS, Ask
+from fl_privacy.round.terms import FAREWELLS
+from fl_privacy.routes.base import Ask
+from fl_privacy.steps.base import At
 from server_app import invitations
 from server_app.invitations import Invitations
 
@@ -40,7 +43,8 @@ class Nodes:
 
 
 def ask(round: int, *cohort: int, attempt: str = "a") -> Ask:
-    return Ask("run", round, f"{attempt}{round}", [f"site-{i}" for i in cohort])
+    terms: Any = SimpleNamespace(at=At("run", round, f"{attempt}{round}"))
+    return Ask.of(terms, [f"site-{i}" for i in cohort], b"")
 
 
 @pytest.fixture
@@ -85,7 +89,7 @@ def test_a_site_that_declines_is_asked_again_only_in_the_next_attempt(
 ) -> None:
     nodes, tickets, _ = flower
     tickets.invite(ask(1, 0, 1))
-    nodes.back = [("site-0", "refused", None)]
+    nodes.back = [("site-0", "abstain", None)]
     tickets.answers(ask(1, 0, 1))
     tickets.invite(ask(1, 0, 1))
     assert len(nodes.sent) == 1

@@ -120,6 +120,15 @@ def test_only_sites_of_the_federation_can_post_and_only_to_each_other(shuffler: 
     shuffler.server.finish(pb.FinishRequest(run="posts"), timeout=CALL)
 
 
+def test_no_sender_takes_the_room_of_the_others() -> None:
+    box, letter = Mailbox(), {"recipient": "b", "topic": "t", "content": bytes(mailbox.LARGEST)}
+    for _ in range(mailbox.SHARE // mailbox.LARGEST):
+        box.post(pb.Letter(sender="a", **letter), 0.0)
+    with pytest.raises(ProtocolError, match="full"):
+        box.post(pb.Letter(sender="a", **letter), 0.0)
+    box.post(pb.Letter(sender="c", **letter), 0.0)
+
+
 def test_a_mailbox_is_bounded_and_its_messages_expire(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mailbox, "PER_SENDER", 2)
     box = Mailbox()

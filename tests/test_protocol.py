@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from fl_privacy.errors import ProtocolError
 from fl_privacy.round.machine import MAX_COHORT, MAX_LENGTH, Phase, Round, RoundSpec, Submission
 from helpers import refused
+from profiles import examples
 
 SPEC = RoundSpec(run="run", round=1, attempt="a", cohort=3, quorum=2, deadline=10.0, layout="l", length=4)
 CLIENTS = ("ann", "bob", "cid", "dan", "eve")
@@ -167,7 +168,7 @@ class RoundMachine(RuleBasedStateMachine):
 
 
 TestRound = RoundMachine.TestCase
-TestRound.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestRound.settings = examples(150, stateful_step_count=30)
 
 
 @given(st.permutations(CLIENTS[:3]), st.permutations(CLIENTS[:3]))
@@ -194,7 +195,7 @@ def test_below_a_floor_nothing_is_released(floor: int, own: int) -> None:
     accept(round, "ann")
     accept(round, "bob", floor=own)
     assert round.tick(10.0) is Phase.FAILED
-    assert "2 of 3 updates came, 3 are needed" in round.reason
+    assert "2 of 3 updates came, from fewer than 3 organisations" in round.reason
     with refused("FAILED_PRECONDITION"):
         round.release()
 

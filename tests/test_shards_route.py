@@ -25,7 +25,7 @@ from fl_privacy.shard import masks
 from fl_privacy.tasks.workload import Workload, layout_of
 from fl_privacy.transcript import open_run
 from fl_privacy.wire import client
-from helpers import Keys, attempt_name, deploy
+from helpers import Keys, ask_of, deploy
 from server_app.loop import PASSING
 
 SITES, AGGREGATORS, ROUNDS = 3, 3, 2
@@ -184,6 +184,7 @@ class Silent:
         return []
 
 
+@pytest.mark.e2e
 def test_one_killed_aggregator_ends_the_attempt_at_once(tmp_path: Path) -> None:
     federation = Federation.parse(CONFIG).model_copy(update={"deadline": 60.0})
     keys = Keys(tmp_path / "pki", federation.name)
@@ -193,12 +194,13 @@ def test_one_killed_aggregator_ends_the_attempt_at_once(tmp_path: Path) -> None:
     for one, shard in zip(there, masks.split(np.zeros(layout.size, np.float32), owners, AGGREGATORS), strict=True):
         client.seed(one.party("evaluator", "evaluator").stub, "a-run", shard, 30.0)
     seat = ServerSeat(federation, layout, keys.of("server", "server"), [one.address for one in there], Silent())
-    ask = Ask("a-run", 1, attempt_name(), federation.site_names)
+    end = federation.route.server(seat)
+    ask = ask_of(federation, keys, "a-run", 1, end.digest("a-run", 0, None), layout)
     began = time.monotonic()
     threading.Timer(1.0, there[1].fleet.children[there[1].name].signal, [signal.SIGKILL]).start()
     try:
         with pytest.raises(grpc.RpcError) as failed:
-            federation.route.server(seat).play(ask, None)
+            end.play(ask, None)
         assert failed.value.code().name in PASSING  # so that the round is attempted again
         assert 0.9 < time.monotonic() - began < federation.deadline / 2
     finally:

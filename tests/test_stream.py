@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
@@ -29,6 +29,7 @@ from fl_privacy.wire.stream import (
     header_of,
 )
 from helpers import refused
+from profiles import examples
 
 Array = NDArray[np.float32]
 FINITE = hnp.arrays(
@@ -191,7 +192,7 @@ def test_empty_data_are_refused_so_that_a_stream_cannot_last_forever() -> None:
 
 
 @given(st.lists(st.integers(0, 3 * CHUNK // 4), max_size=3))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_a_stream_is_a_header_and_pieces_of_at_most_one_chunk(sizes: list[int]) -> None:
     arrays = [np.arange(size, dtype=np.float32) for size in sizes]
     header = pb.Chunk(vector=pb.VectorHeader(run="r"))

@@ -20,13 +20,14 @@ from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
 from fl_privacy.deploy.parties import observers, parties
 from fl_privacy.errors import ConfigError, RoundFailed
-from fl_privacy.identity.keyring import Keyring
+from fl_privacy.round.terms import Terms
 from fl_privacy.routes import ROUTES
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket
 from fl_privacy.steps.base import At
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
 from fl_privacy.wire.stream import data_bytes
+from helpers import Keys, ask_of
 from server_app.strategy import MODEL, Strategy
 from sites import PARAMETERS, Idle, Work
 
@@ -61,7 +62,13 @@ class PledgingSite:
 
     def rounds(self, ticket: Ticket, model: Vector | None) -> Iterator[tuple[At, Vector]]:
         assert model is not None
-        yield At(ticket.run, ticket.first, ticket.attempt), model
+        yield Terms.parse(ticket.terms).at, model
+
+    def admit(self, at: At, model: Vector) -> None:
+        """Takes part in everything."""
+
+    def abstain(self, at: At) -> None:
+        """Says nothing."""
 
     def deliver(self, at: At, payload: Payload) -> None:
         BOARD[at.attempt, self._name] = hashlib.sha256(data_bytes(payload)).hexdigest()
@@ -86,6 +93,11 @@ class PledgedServer:
             raise RoundFailed(f"{len(kept)} updates match their pledge")
         rows = np.stack([kept[name] for name in sorted(kept)])
         return Outcome(len(kept), rows, [""] * len(kept), received=rows.nbytes)
+
+    def digest(self, run: str, round: int, model: Vector | None) -> bytes:
+        return b""
+
+    def confirm(self, ask: Ask) -> None: ...
 
     def copies(self, ask: Ask) -> int:
         return len(ask.cohort)
@@ -116,8 +128,8 @@ def _registered() -> Iterator[None]:
 class Office:
     """Invitations without Flower: tickets go straight to the workers' own function, and `post` handles the replies."""
 
-    def __init__(self, federation: Federation, folder: Path, post: Callable[[str, bytes], bytes]) -> None:
-        self._federation, self._post = federation, post
+    def __init__(self, federation: Federation, folder: Path, keys: Keys, post: Callable[[str, bytes], bytes]) -> None:
+        self._federation, self._keys, self._post = federation, keys, post
         self._answers: list[tuple[str, str, Payload | None]] = []
         self.sites = {name: self._site(folder / name) for name in federation.site_names}
 
@@ -127,12 +139,12 @@ class Office:
         trained = (1 + 0.1 * rng.normal(size=PARAMETERS)).astype(np.float32)
         work.train = lambda private: trained
         state.mkdir(parents=True)
-        return Site(self._federation, state.name, Keyring(state), [], state=state, workload=work)
+        return Site(self._federation, state.name, self._keys.of("site", state.name), [], state=state, workload=work)
 
     def invite(self, ask: Ask, model: Vector | None = None) -> None:
         assert model is not None
         for name in ask.cohort:
-            ticket = Ticket(run=ask.run, federation=self._federation.digest, first=1, last=1, attempt=ask.attempt)
+            ticket = Ticket(run=ask.run, federation=self._federation.digest, first=1, last=1, terms=ask.terms.to_json())
             fields, update = worker.answer(self.sites[name], ticket.model_dump(), bytearray(data_bytes(model)))
             sent = np.frombuffer(self._post(name, bytes(update)), self._federation.coding.type)
             self._answers.append((name, fields["status"], sent if sent.size else None))
@@ -145,10 +157,10 @@ class Office:
 def played(text: str, folder: Path, post: Callable[[str, bytes], bytes] = lambda _, update: update) -> Outcome:
     """One round of a federation: sites, route and server, without processes."""
     federation = Federation.parse(text)
-    office = Office(federation, folder, post)
-    seat = ServerSeat(federation, Work.layout, Keyring(folder), (), office)
-    ask = Ask("run", 1, "ab" * 32, list(federation.site_names))
-    return federation.route.server(seat).play(ask, np.zeros(PARAMETERS, np.float32))
+    keys, model = Keys(folder / "keys", federation.name), np.zeros(PARAMETERS, np.float32)
+    office = Office(federation, folder, keys, post)
+    end = federation.route.server(ServerSeat(federation, Work.layout, keys.of("server", "server"), (), office))
+    return end.play(ask_of(federation, keys, "run", 1, end.digest("run", 0, model), Work.layout), model)
 
 
 def combined(text: str, folder: Path) -> Vector:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+import grpc
 
 from fl_privacy.errors import RoundFailed
 from fl_privacy.transcript.events import Event, Receipt
 from fl_privacy.vector import Vector
 from fl_privacy.wire import client, federation_pb2 as pb, rpc
-from fl_privacy.wire.stream import digest
 
 if TYPE_CHECKING:
     from fl_privacy.routes.base import Ask, ServerSeat
@@ -27,21 +29,34 @@ class Collector:
     """One round at a time at every middleware of the route."""
 
     def __init__(self, seat: ServerSeat) -> None:
-        self._federation, self._layout, self._sites = seat.federation, seat.layout, seat.sites
-        self._stubs = [rpc.middleware(rpc.channel(address, seat.keys)) for address in seat.middleware]
+        self._federation, self._sites = seat.federation, seat.sites
+        self._stubs = [rpc.middleware(rpc.channel(address, seat.keys, whom)) for address, whom in seat.peers]
         self._pool = ThreadPoolExecutor(len(self._stubs))
 
-    def open(self, index: int, ask: Ask, length: int, model: Vector | None = None, layers: Sequence[int] = ()) -> None:
+    def open(
+        self,
+        index: int,
+        ask: Ask,
+        length: int,
+        model: Vector | None = None,
+        layers: Sequence[int] = (),
+        shards: Sequence[bytes] = (),
+    ) -> None:
         """Open an attempt at one middleware; waits for one that is restarting, at most for a round's deadline."""
         config = self._federation
-        terms: dict[str, Any] = {"cohort": len(ask.cohort), "quorum": ask.quorum(config), "sites": ask.cohort}
-        terms |= {**ask.where, "counts": ask.counts, "farewell": ask.farewell, "best": ask.best}
-        terms |= {"deadline": config.deadline, "seed": config.seed, "layout": self._layout.digest}
+        terms: dict[str, Any] = {**vars(ask.terms), "attempt": ask.attempt, "sites": ask.cohort, "salt": ask.salt}
+        terms |= {"deadline": config.deadline, "seed": config.seed, "shards": shards}
         if model is not None:
-            terms |= {"model": digest(model), "parameters": model.size}
+            terms["parameters"] = model.size
         header = pb.RoundHeader(**terms, length=length, layers=layers)
-        stub, until = self._stubs[index], time.monotonic() + config.deadline
-        client.patiently(lambda: client.open_round(stub, header, model, CALL), until)
+        self._patiently(lambda: client.open_round(self._stubs[index], header, model, CALL))
+
+    def shards(self, run: str, round: int) -> list[bytes]:
+        """The digest of every aggregator's shard of the model after a round."""
+        request = pb.ShardRequest(run=run, round=round)
+        return [
+            bytes(self._patiently(lambda stub=stub: stub.shard(request, timeout=CALL)).digest) for stub in self._stubs
+        ]
 
     def collect(self, ask: Ask) -> tuple[list[client.Release], list[Event]]:
         """Invite the cohort and wait until the round is over at every middleware; releases, and the sites' receipts."""
@@ -49,7 +64,7 @@ class Collector:
         request, timeout = pb.CollectRequest(**ask.where), self._federation.deadline + CALL
         calls = [stub.collect(request, timeout=timeout) for stub in self._stubs]
         futures = [self._pool.submit(client.collect, call, self._federation.coding) for call in calls]
-        receipts, refused = list[Event](), set[str]()
+        receipts, absent = list[Event](), set[str]()
         try:
             # If one of several aggregators is gone, do not wait for the others until the deadline.
             while wait(futures, RECEIPT_POLL, FIRST_EXCEPTION).not_done:
@@ -59,19 +74,27 @@ class Collector:
                 for site, status, _ in self._sites.answers(ask):
                     receipts.append(Receipt(name=site, status=status, time=time.time()))
                     if status != "done":
-                        refused.add(site)
-                if len(ask.cohort) - len(refused & set(ask.cohort)) < ask.quorum(self._federation):
-                    raise RoundFailed(f"{len(refused)} of {len(ask.cohort)} sites refused or failed; see their logs")
+                        absent.add(site)
+                if len(ask.cohort) - len(absent & set(ask.cohort)) < ask.terms.quorum:
+                    raise RoundFailed(f"{len(absent)} of {len(ask.cohort)} sites do not take part; see their logs")
             return [future.result() for future in futures], receipts
         finally:
             for call in calls:
                 call.cancel()
 
-    def settle(self, ask: Ask, commits: Sequence[bool]) -> None:
-        """Let every aggregator apply the round, or drop it."""
-        for stub, commit in zip(self._stubs, commits, strict=True):
-            stub.settle(pb.SettleRequest(**ask.where, commit=commit), timeout=CALL)
+    def settle(self, ask: Ask, commit: bool, members: bytes = b"", senders: bytes = b"") -> list[pb.SettleReply]:
+        """Let every middleware apply the round, or drop it."""
+        request = pb.SettleRequest(**ask.where, commit=commit, members=members, senders=senders)
+        return [stub.settle(request, timeout=CALL) for stub in self._stubs]
 
-    def finish(self, run: str) -> None:
-        for stub in self._stubs:
-            stub.finish(pb.FinishRequest(run=run), timeout=CALL)
+    def confirm(self, ask: Ask) -> None:
+        """What was released is on our disk. If a middleware does not hear of it, it forgets the round in time."""
+        with suppress(grpc.RpcError):
+            self.settle(ask, commit=True)
+
+    def finish(self, run: str) -> list[bytes]:
+        replies = [stub.finish(pb.FinishRequest(run=run), timeout=CALL) for stub in self._stubs]
+        return [bytes(head) for reply in replies for head in reply.heads]
+
+    def _patiently(self, call: Any) -> Any:
+        return client.patiently(call, time.monotonic() + self._federation.deadline)

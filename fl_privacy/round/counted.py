@@ -1,8 +1,8 @@
-"""The counts of an attempt: added as they arrive, and released as one sum."""
+"""The counts of an attempt: kept until its end, and released as one sum."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,33 +28,28 @@ def sent(counts: Counts | None) -> bytes:
 
 
 class Counted:
-    """A sum and who is in it. Single counts are kept only by a party that records its own view."""
+    """The counts that came, until they are released as one sum."""
 
-    def __init__(self, length: int, keep: bool) -> None:
-        self._sum: Counts = np.zeros(length, np.uint64)
-        self._kept: dict[str, Counts] | None = {} if keep else None
-        self.sites: set[str] = set()
+    def __init__(self, length: int) -> None:
+        self._length, self._kept = length, dict[str, Counts]()
 
     def add(self, site: str, counts: Counts) -> None:
-        """Once per site; modulo 2^64."""
-        self.sites.add(site)
-        self._sum += counts
-        if self._kept is not None:
-            self._kept[site] = counts
+        """Once per site."""
+        self._kept[site] = counts
 
     @property
-    def total(self) -> Counts | None:
-        """The sum, if any site is in it."""
-        return self._sum if self.sites else None
+    def sites(self) -> tuple[str, ...]:
+        """Who sent counts, by name."""
+        return tuple(sorted(self._kept))
 
-    def release(self, least: int) -> dict[str, Any]:
-        """The fields of a release: the sum, if it is of at least so many sites."""
-        enough = len(self.sites) >= least
-        return {"counts": sent(self.total), "counted": len(self.sites)} if enough else {}
+    def total(self, sites: Iterable[str] | None = None) -> Counts | None:
+        """The sum over these sites, or all, modulo 2^64; None without any."""
+        chosen = [self._kept[site] for site in (self.sites if sites is None else sites)]
+        return np.sum(chosen, axis=0, dtype=np.uint64) if chosen else None
 
     def stored(self, sites: Sequence[str]) -> dict[str, NDArray[Any]]:
         """What was received, one row per site, for the party's own record; zeros where a site sent none."""
         if not self._kept:
             return {}
-        none = np.zeros_like(self._sum)
+        none = np.zeros(self._length, np.uint64)
         return {"counts": np.stack([self._kept.get(site, none) for site in sites])}

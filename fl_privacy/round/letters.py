@@ -86,8 +86,7 @@ class Letters:
             certificate = x509.load_pem_x509_certificate(fields["certificate"].encode())
             authority = x509.load_pem_x509_certificate(self._keys.authority_file.read_bytes())
             certificate.verify_directly_issued_by(authority)
-            self._keys.refuse_revoked(certificate)
-            if Identity.of(certificate) != Identity(self._own.federation, self._own.role, letter.sender):
+            if self._keys.admit(certificate) != Identity(self._own.federation, self._own.role, letter.sender):
                 return None
             _verify(certificate, b64decode(fields["signature"]), self._bound(CARD, letter.sender, "") + key)
             return Card(certificate, X25519PublicKey.from_public_bytes(key))

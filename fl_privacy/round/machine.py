@@ -10,6 +10,7 @@ tested without waiting. It does no I/O; whoever drives it keeps the bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -72,14 +73,19 @@ class Submission:
 
 @dataclass
 class Round:
-    """One attempt at one round. `floor` is the middleware's own: the server cannot lower it."""
+    """One attempt at one round. `floor` is the middleware's own: the server cannot lower it.
+
+    Floors count organisations, which `organisations` gives for every site: two sites of one hospital count once.
+    """
 
     spec: RoundSpec
     floor: int
     opened_at: float
+    organisations: Mapping[str, str] = field(default_factory=dict)
     phase: Phase = Phase.OPENED
     reason: str = ""
     _accepted: dict[str, Submission] = field(default_factory=dict)
+    _abstained: set[str] = field(default_factory=set)
     _running: dict[str, int] = field(default_factory=dict)
     _ticket: int = 0
 
@@ -89,14 +95,27 @@ class Round:
         return tuple(sorted(self._accepted))
 
     @property
-    def least(self) -> int:
-        """Fewest contributions to a sum that may be released: the larger of our floor and every submission's own."""
-        return max(self.floor, *(s.floor for s in self._accepted.values()), 1)
+    def heard(self) -> frozenset[str]:
+        """The clients that have answered: with an update, or that they send none."""
+        return frozenset(self._accepted) | self._abstained
 
     @property
-    def needed(self) -> int:
-        """Fewest submissions that complete the round."""
-        return max(self.spec.quorum, self.least)
+    def least(self) -> int:
+        """Fewest organisations in a sum that may be released: the larger of our floor and every submission's own."""
+        return max(self.floor, *(s.floor for s in self._accepted.values()), 1)
+
+    def may_release(self, clients: Iterable[str]) -> bool:
+        """Whether these are of enough organisations to hide each other."""
+        return len({self.organisations.get(client, client) for client in clients}) >= self.least
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the updates so far complete the round."""
+        return len(self._accepted) >= self.spec.quorum and self.may_release(self._accepted)
+
+    def digests(self, clients: Iterable[str]) -> list[bytes]:
+        """What each of these clients sent."""
+        return [self._accepted[client].digest for client in clients]
 
     @property
     def is_over(self) -> bool:
@@ -123,6 +142,7 @@ class Round:
             return None
         self.tick(now)
         self._check_open()
+        require(client not in self._abstained, "round: this site said that it sends nothing", "FAILED_PRECONDITION")
         free = client in self._running or len(self._accepted) + len(self._running) < spec.cohort
         require(free, f"round {spec.round} has its cohort of {spec.cohort}", "RESOURCE_EXHAUSTED")
         self.phase = Phase.COLLECTING
@@ -145,8 +165,17 @@ class Round:
         self.check(client, ticket, now)
         del self._running[client]
         self._accepted[client] = submission
-        if len(self._accepted) == self.spec.cohort:
-            self._close()
+        self._close_if_settled()
+
+    def abstain(self, client: str, attempt: str, now: float) -> None:
+        """A site sends nothing in this attempt: nobody has to wait for it."""
+        require(attempt == self.spec.attempt, "attempt: not the one that is open", "FAILED_PRECONDITION")
+        require(client not in self._accepted, "round: this site's update was accepted", "FAILED_PRECONDITION")
+        self.tick(now)
+        if not self.is_over:
+            self._running.pop(client, None)
+            self._abstained.add(client)
+            self._close_if_settled()
 
     def abort(self, client: str, ticket: int) -> None:
         """A stream broke off: the round continues as if it had never started."""
@@ -171,12 +200,25 @@ class Round:
         self.phase = Phase.RELEASED
         return self.accepted
 
+    def revoke(self, reason: str) -> None:
+        """Nothing left after all: the release was refused, or broke off before it began."""
+        self.phase, self.reason = Phase.FAILED, reason
+
     def _check_open(self) -> None:
         over = f"round {self.spec.round} is {self.phase}; it accepts no more updates"
         require(not self.is_over, over, "FAILED_PRECONDITION")
 
+    def _close_if_settled(self) -> None:
+        """All sites have answered, or too few are left to complete the round."""
+        left = self.spec.cohort - len(self._abstained)
+        if len(self.heard) == self.spec.cohort or left < self.spec.quorum:
+            self._close()
+
     def _close(self) -> None:
-        if len(self._accepted) >= self.needed:
+        came = f"{len(self._accepted)} of {self.spec.cohort} updates came"
+        if self.is_enough:
             self.phase = Phase.CLOSED
+        elif len(self._accepted) < self.spec.quorum:
+            self.fail(f"{came}, {self.spec.quorum} are needed")
         else:
-            self.fail(f"{len(self._accepted)} of {self.spec.cohort} updates came, {self.needed} are needed")
+            self.fail(f"{came}, from fewer than {self.least} organisations")

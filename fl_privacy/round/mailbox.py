@@ -10,6 +10,7 @@ from fl_privacy.wire import federation_pb2 as pb
 LARGEST = 64 * 1024  # bytes of one message
 MOST = 32 * 2**20  # bytes of all messages of a run
 PER_SENDER = 4096  # waiting messages of one sender
+SHARE = 4 * 2**20  # their bytes: one sender must not take the room of the others
 LIFE = 3600.0  # seconds
 
 
@@ -24,8 +25,9 @@ class Mailbox:
         fits = 0 < len(letter.content) <= LARGEST and 0 < len(letter.topic) <= 64
         require(fits, f"content: 1 to {LARGEST} bytes with a topic are needed")
         held = sum(len(other.content) for _, other in self._letters)
-        own = sum(other.sender == letter.sender for _, other in self._letters)
-        room = held + len(letter.content) <= MOST and own < PER_SENDER
+        own = [len(other.content) for _, other in self._letters if other.sender == letter.sender]
+        fair = len(own) < PER_SENDER and sum(own) + len(letter.content) <= SHARE
+        room = held + len(letter.content) <= MOST and fair
         require(room, "mailbox: full; wait until messages are fetched", "RESOURCE_EXHAUSTED")
         self._letters.append((now, letter))
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
 from fl_privacy.coding import Payload
 from fl_privacy.crypto import keys
 from fl_privacy.errors import require
+from fl_privacy.round import statements
+from fl_privacy.round.cohort import Place
 from fl_privacy.round.counted import sent
+from fl_privacy.round.terms import Terms
 from fl_privacy.scores.form import Counts
 from fl_privacy.scores.shares import split
 from fl_privacy.steps.base import At
@@ -22,6 +26,7 @@ from fl_privacy.vector import Vector
 from fl_privacy.wire import client, federation_pb2 as pb, rpc
 
 if TYPE_CHECKING:
+    from fl_privacy.identity.keyring import Identity
     from fl_privacy.routes.base import SiteSeat, Ticket
 
 POLL = 20.0  # seconds a fetch waits at the middleware before it asks again
@@ -37,40 +42,60 @@ class Parts(Protocol):
 
     def join(self, models: list[Vector]) -> Vector: ...
 
+    def digest(self, digests: list[bytes]) -> bytes: ...
+
 
 class Member:
     """One site of a run, from its ticket's first round to its last."""
 
     def __init__(self, seat: SiteSeat, parts: Parts, layers: Sequence[int] = ()) -> None:
-        self._federation, self._layout, self._tier = seat.federation, seat.layout, seat.tier
+        self._seat, self._federation, self._layout = seat, seat.federation, seat.layout
         self._metrics, self._parts, self._layers, self._keys = seat.metrics, parts, tuple(layers), seat.keys
-        self._stubs = [rpc.middleware(rpc.channel(address, seat.keys)) for address in seat.middleware]
-        self._open = pb.RoundHeader()
+        self._headers: list[pb.RoundHeader] = []
+        self._terms: Terms | None = None
         self._until = 0.0
+
+    @cached_property
+    def _stubs(self) -> list[rpc.Stub]:
+        return [rpc.middleware(rpc.channel(address, self._keys, whom)) for address, whom in self._seat.peers]
 
     def rounds(self, ticket: Ticket, model: Vector | None) -> Iterator[tuple[At, Vector]]:
         through_flower = "ticket: this federation's models do not travel through Flower"
         require(model is None, through_flower, "PERMISSION_DENIED")
         seen, end = pb.RoundHeader(round=ticket.first - 1), time.monotonic() + LONGEST
         while seen.round < ticket.last and (found := self._next(ticket.run, seen, end)) is not None:
-            seen, model = found
+            self._headers, model = found
+            seen = self._headers[0]
             if seen.round > ticket.last:
                 return
-            self._check(seen, model)
-            self._open, self._until = seen, time.monotonic() + seen.deadline
+            require(seen.run == ticket.run, "run: the middleware answered for another run")
+            self._until = time.monotonic() + seen.deadline
             yield At(**{name: getattr(seen, name) for name in _AT}), model
 
+    def admit(self, at: At, model: Vector) -> None:
+        self._terms = self._checked(self._headers, model)
+
     def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
+        assert self._terms is not None
+        self._seat.sent.keep(self._terms)
         parts = [payload] * len(self._stubs) if at.farewell else self._parts.split(payload)
         shares = [None] * len(parts) if counts is None else self._shares(at, counts)
         with self._metrics.phase("uploading"):
             for stub, part, share in zip(self._stubs, parts, shares, strict=True):
                 client.patiently(partial(self._submit, stub, part, sent(share)), self._until)
 
+    def abstain(self, at: At) -> None:
+        """Tell every middleware; if one does not hear it, its round waits for this site until the deadline."""
+        for stub in self._stubs:
+            with suppress(grpc.RpcError):
+                stub.abstain(pb.AbstainRequest(**at.where), timeout=CALL)
+
     def _submit(self, stub: rpc.Stub, part: Payload, counts: bytes) -> bool:
         left, config = max(1.0, self._until - time.monotonic()), self._federation
-        terms = {"tier": self._tier, "floor": config.floor, "counts": counts}
-        return client.submit(stub, self._open, part, left, config.coding, **terms)
+        head = self._seat.head(self._headers[0].run) or b""
+        terms: dict[str, Any] = {"tier": self._seat.tier, "floor": self._seat.floor, "counts": counts, "head": head}
+        terms["ledger"] = self._seat.ledger.statement()
+        return client.submit(stub, self._headers[0], part, left, config.coding, **terms)
 
     def _shares(self, at: At, counts: Counts) -> list[Counts]:
         """The counts, shared over the middleware; the same shares when the same counts of an attempt are sent again.
@@ -86,13 +111,34 @@ class Member:
         """No part of an update travels through Flower."""
         return None
 
-    def _check(self, header: pb.RoundHeader, model: Vector) -> None:
-        fits = (header.layout, model.size) == (self._layout.digest, self._layout.size)
-        require(fits, "layout: the round's model is not that of this site's task")
-        ours = header.farewell > 0 or self._layers in ((), tuple(header.layers))
+    def _checked(self, headers: list[pb.RoundHeader], model: Vector) -> Terms:
+        """The attempt's terms, if they are what this site and every middleware hold; otherwise nothing is sent."""
+        first, seat = headers[0], self._seat
+        require(model.size == self._layout.size, "layout: the round's model is not that of this site's task")
+        ours = first.farewell > 0 or self._layers in ((), tuple(first.layers))
         require(ours, "layers: not those of this site's model")
+        terms = Terms.checked(first, **seat.facts(self._parts.digest([h.digest for h in headers])))
+        terms.check(self._federation)
+        least = f"organisations: {terms.organisations} in the cohort, and this site wants {seat.floor}"
+        require(terms.organisations >= seat.floor, least, "PERMISSION_DENIED")
+        place = Place(first.salt, first.index, first.path)
+        require(
+            place.root(seat.site, terms.cohort) == terms.root, "cohort: this site is not in it", "PERMISSION_DENIED"
+        )
+        void = [self._signed(h, whom, terms.name) for h, (_, whom) in zip(headers, seat.peers, strict=True)]
+        seat.sent.check(terms, frozenset.intersection(*void))
+        for header in headers:
+            seat.ledger.check_witness(header.witness)
+        return terms
 
-    def _next(self, run: str, seen: pb.RoundHeader, end: float) -> tuple[pb.RoundHeader, Vector] | None:
+    def _signed(self, header: pb.RoundHeader, whom: Identity, attempt: str) -> frozenset[str]:
+        """The attempts that a middleware says are void; its signature under this attempt must hold."""
+        key = statements.checker(header.key, self._keys.roster().key_of(whom.role, whom.name), whom.name)
+        good = statements.holds(key, statements.OPENED, attempt, header.signature)
+        require(good, f"signature: {whom.name} did not sign this attempt", "PERMISSION_DENIED")
+        return frozenset(one.attempt for one in header.void if statements.holds(key, statements.VOID, *_said(one)))
+
+    def _next(self, run: str, seen: pb.RoundHeader, end: float) -> tuple[list[pb.RoundHeader], Vector] | None:
         """The next round on which all middleware agrees, and its model; None when the run is over.
 
         A site outside a round's cohort waits for the next round; the middleware ends the wait if a run is abandoned.
@@ -106,7 +152,7 @@ class Member:
             if all(header.round for header, _ in answers) and len({h.attempt for h, _ in answers}) == 1:
                 models = [model for _, model in answers if model is not None]
                 require(len(models) == len(answers), "model: the middleware sent none", "DATA_LOSS")
-                return answers[0][0], self._parts.join(models)
+                return [header for header, _ in answers], self._parts.join(models)
         return None
 
     def _fetch(self, stub: rpc.Stub, run: str, seen: pb.RoundHeader) -> tuple[pb.RoundHeader, Vector | None]:
@@ -114,3 +160,7 @@ class Member:
         # A middleware that was restarted does not know the run until the server opens its next round.
         until = time.monotonic() + self._federation.deadline
         return client.patiently(lambda: client.fetch(stub, request, POLL + CALL), until, grpc.StatusCode.NOT_FOUND)
+
+
+def _said(one: pb.Statement) -> tuple[str, bytes]:
+    return one.attempt, one.signature

@@ -6,22 +6,30 @@ import asyncio
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from fl_privacy.coding import MAX_PARAMETERS
+from fl_privacy.dp.witness import Statement, Witnesses
 from fl_privacy.errors import ProtocolError, require
-from fl_privacy.identity.keyring import peer
+from fl_privacy.identity.keyring import Keyring, certificate_of, peer
+from fl_privacy.identity.pki import load_key
+from fl_privacy.identity.signing import fingerprint
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF, Metrics
+from fl_privacy.round import opening, statements
 from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.counted import Counted, received
+from fl_privacy.round.journal import Entry, Journal
 from fl_privacy.round.machine import SUPERSEDED, Phase, Round, RoundSpec, Submission
 from fl_privacy.round.mailbox import Mailbox
 from fl_privacy.round.rows import Rows
@@ -35,9 +43,11 @@ if TYPE_CHECKING:
 MAX_RUNS = 8
 MAX_WAIT = 60.0
 HEADER_WAIT = 30.0
+LARGEST_HEAD = 16 * 1024  # bytes
 KEPT = 600.0  # seconds that a closed round waits for the server after its deadline; then its updates are dropped
 
 Parts = AsyncIterator[Part]
+Offer = tuple[pb.RoundHeader, NDArray[np.float32] | None]
 _caller: ContextVar[str | None] = ContextVar("caller", default=None)  # whose call this task answers
 
 
@@ -46,13 +56,20 @@ class Middleware(ABC):
 
     metrics: Metrics = OFF
 
-    def __init__(self, federation: Federation, log: Log, recorder: RunRecorder | None = None) -> None:
+    def __init__(
+        self, federation: Federation, keys: Keyring, state: Path, log: Log, recorder: RunRecorder | None = None
+    ) -> None:
         self.federation, self.coding, self.log, self.recorder = federation, federation.coding, log, recorder
+        self.keys, self.journal, self.witnesses = keys, Journal(state), Witnesses(state)
         self.runs: dict[str, RunState] = {}
-        self.released: set[str] = set()  # in all runs: the server chooses the names, and a site resends the same bytes
         # A privatised update must state its budget: the server weights it by that, and buckets are formed from it.
         self._tiers = {site.name: site.tier for site in federation.sites}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = asyncio.Lock()
+
+    @cached_property
+    def signing_key(self) -> Any:
+        return load_key(self.keys.key_file)
 
     @abstractmethod
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> NDArray[np.float32]:
@@ -62,8 +79,12 @@ class Middleware(ABC):
     def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
         """What the server gets of a closed round."""
 
-    async def settle(self, request: pb.SettleRequest, context: Any) -> pb.Empty:
-        raise ProtocolError("UNIMPLEMENTED", "settle: only aggregators settle rounds")
+    @abstractmethod
+    async def settle(self, request: pb.SettleRequest, context: Any) -> pb.SettleReply:
+        """What the server decided about a round that is over."""
+
+    async def shard(self, request: pb.ShardRequest, context: Any) -> pb.ShardReply:
+        raise ProtocolError("UNIMPLEMENTED", "shard: only aggregators have shards")
 
     async def seed(self, parts: Parts, context: Any) -> pb.Empty:
         raise ProtocolError("UNIMPLEMENTED", "seed: only aggregators are seeded")
@@ -74,33 +95,65 @@ class Middleware(ABC):
         self.log.rate_limited("refused", code=error.code, reason=str(error), own={"peer": _caller.get()})
 
     async def open(self, parts: Parts, context: Any) -> pb.Empty:
-        """The server opens an attempt at a round; an older attempt that is still open fails."""
+        """The server opens an attempt at a round, and may ask twice; an older attempt that is still open fails."""
         self._peer(context, "server")
         header = header_of(await first(parts), "round")
         spec = RoundSpec(**{field.name: getattr(header, field.name) for field in fields(RoundSpec)})
-        floor, most = self.federation.floor, len(self.federation.sites)
-        require(floor <= spec.cohort <= most, f"cohort: {spec.cohort} of {most} sites")
+        longest = self.federation.deadline
+        require(spec.deadline <= longest, f"deadline: {spec.deadline:g} s, but this federation has {longest:g}")
         agreed = self.federation.sites_evaluate or not spec.counts
         require(agreed, "counts: this federation's sites do not evaluate", "PERMISSION_DENIED")
-        layers, invited = self._layers(header), self._invited(header)
+        layers, cohort = self._layers(header), opening.cohort_of(header, self.federation)
         state = self._state(spec.run, create=True)
-        self._check_new(spec)
+        if state.is_open(spec.attempt):
+            return self._asked_again(state)
         model = await self.prepare(state, header, parts)
-        rows = Rows(spec.cohort, spec.length, self.coding)
-        self._check_new(spec)  # others may have been opened, and released, while the model arrived
+        caller, roster = fingerprint(certificate_of(context).public_key()), self.keys.roster()
+        terms = opening.terms_of(header, cohort, self.model_digest(header, model), caller, self.federation, roster)
+        if state.is_open(spec.attempt):  # by another call, while the model arrived
+            return self._asked_again(state)
+        entry = Entry(spec.run, spec.round, spec.attempt, terms.model.hex(), spec.farewell > 0)
+        await self.journalled(self.journal.open, entry)
         if state.attempt:
             state.attempt.fail("a newer attempt was opened")
+            state.attempt.forget()
+        organisations = {site: roster.organisation_of(site) for site in cohort.sites}
+        round = Round(spec, self.federation.floor, time.monotonic(), organisations)
+        signature = statements.sign(self.signing_key, statements.OPENED, spec.attempt)
+        rows = Rows(spec.cohort, spec.length, self.coding)
+        attempt = Attempt(round, terms, cohort, signature, model, rows, Counted(spec.counts), layers)
+        attempt.model_digest = digest(model) if header.shards else terms.model
         self.put_model(state, model, header.round - 1)
-        counted = Counted(spec.counts, keep=self.recorder is not None)
-        state.attempt = Attempt(Round(spec, floor, time.monotonic()), rows, counted, layers, invited)
-        state.finished, state.touched = False, time.monotonic()
+        await self.reopened(state, attempt)
+        self.runs[spec.run] = state  # it may have given way to other runs while this was being opened
+        state.attempt, state.finished, state.touched = attempt, False, time.monotonic()
         self.metrics.opened(1)
-        task = asyncio.create_task(self._watch(state.attempt))
+        task = asyncio.create_task(self._watch(attempt))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         state.notify()
-        self.log("opened", **spec.where, cohort=spec.cohort, quorum=spec.quorum, floor=floor)
+        self.log("opened", **spec.where, cohort=spec.cohort, quorum=spec.quorum, floor=round.floor)
         return pb.Empty()
+
+    def model_digest(self, header: pb.RoundHeader, model: NDArray[np.float32]) -> bytes:
+        """The digest that stands for the model in the attempt's terms."""
+        return bytes(header.model)  # `prepare` has compared it
+
+    @abstractmethod
+    async def reopened(self, state: RunState, attempt: Attempt) -> None:
+        """An attempt is about to open; it may be one that was open before this process was restarted."""
+
+    def _asked_again(self, state: RunState) -> pb.Empty:
+        """The server opens an attempt that is open: with several of us, another one may have lost its updates."""
+        if state.attempt and len(self.federation.route.middleware()) > 1:
+            state.attempt.repeat()
+            state.notify()
+        return pb.Empty()
+
+    async def journalled(self, event: Callable[..., Any], *facts: Any) -> Any:
+        """Write to the journal without holding up other calls; one at a time."""
+        async with self._writing:
+            return await asyncio.to_thread(event, *facts)
 
     def _peer(self, context: Any, role: str) -> str:
         """The caller's name, if it has this role."""
@@ -120,23 +173,12 @@ class Middleware(ABC):
             state.joined.add(site)
             self.log.own("joined", run=state.name, site=site)
 
-    def _invited(self, header: pb.RoundHeader) -> frozenset[str]:
-        known = frozenset(self.federation.site_names)
-        names = frozenset(header.sites) or known
-        require(names <= known and len(names) >= header.cohort, "sites: not a cohort of this federation")
-        return names
-
     def _layers(self, header: pb.RoundHeader) -> tuple[int, ...]:
         """Where each layer of an update ends, as it travels."""
         ends = tuple(header.layers)
         whole = not ends or (ends[0] >= 1 and self.coding.length(ends[-1]) == header.length)
         require(whole and list(ends) == sorted(set(ends)), "layers: not a division of the model")
         return ends
-
-    def _check_new(self, spec: RoundSpec) -> None:
-        current = [state.attempt.round.spec.attempt for state in self.runs.values() if state.attempt]
-        require(spec.attempt not in self.released, "attempt: was released before; open a new one", "ALREADY_EXISTS")
-        require(spec.attempt not in current, "attempt: is already open", "ALREADY_EXISTS")
 
     async def submit(self, parts: Parts, context: Any) -> pb.SubmitReply:
         """A site's update: all or nothing, once."""
@@ -145,15 +187,21 @@ class Middleware(ABC):
         attempt = self._attempt(header.run, header.round)
         require(header.dtype == self.coding.name, f"dtype: {header.dtype[:20]!r} is not {self.coding.name}")
         require(len(header.digest) == hashlib.sha256().digest_size, "digest: not a SHA-256")
-        uninvited = f"round: this site is not invited to round {header.round}"
-        require(client in attempt.invited, uninvited, "PERMISSION_DENIED")
+        self._check_invited(attempt, client)
         require(header.tier == self._tiers[client], "tier: not the one that the federation has for this site")
         counts = received(header.counts, attempt.round.spec.counts)
+        require(len(header.head) <= LARGEST_HEAD, f"head: {len(header.head)} bytes are no signed head")
         # What was sent before is recognised by all of it.
         whole = hashlib.sha256(header.digest + header.counts).digest() if header.counts else header.digest
         submission = Submission(header.attempt, header.layout, header.length, whole, max(1, header.floor))
-        ticket = attempt.round.begin(client, submission, time.monotonic())
+        if header.ledger:
+            await self._bear_witness(header.ledger, client, context)
         self._join(self._state(header.run), client)
+        known = attempt.applied is not None and header.attempt == attempt.terms.name
+        ticket = None if known else attempt.round.begin(client, submission, time.monotonic())
+        attempt.repeated.add(client)
+        if header.head and self.federation.audit:
+            self._state(header.run).heads[client] = header.head
         if ticket is None:
             return pb.SubmitReply(duplicate=True)
         if attempt.first_at is None:
@@ -165,6 +213,29 @@ class Middleware(ABC):
         spec = attempt.round.spec
         self.log("accepted", run=spec.run, round=spec.round, count=len(attempt.round.accepted), cohort=spec.cohort)
         return pb.SubmitReply()
+
+    async def _bear_witness(self, data: bytes, client: str, context: Any) -> None:
+        """Keep the head of a site's ledger, before the update that was charged to it is accepted."""
+        found = Statement.decode(data)
+        own = (found.federation, found.site) == (self.federation.name, client)
+        require(own, "statement of a ledger: of another site", "PERMISSION_DENIED")
+        await self.journalled(self.witnesses.take, found, certificate_of(context).public_key())
+
+    async def abstain(self, request: pb.AbstainRequest, context: Any) -> pb.Empty:
+        """A site sends nothing in this attempt; nobody learns why, and the server only how many updates came."""
+        client = self._site(context)
+        attempt = self._attempt(request.run, request.round, request.attempt)
+        self._check_invited(attempt, client)
+        if attempt.applied is None:
+            attempt.cut(client)
+            attempt.round.abstain(client, request.attempt, time.monotonic())
+            attempt.notice()
+        attempt.repeated.add(client)
+        return pb.Empty()
+
+    def _check_invited(self, attempt: Attempt, client: str) -> None:
+        uninvited = f"round: this site is not invited to round {attempt.round.spec.round}"
+        require(client in attempt.cohort.sites, uninvited, "PERMISSION_DENIED")
 
     async def _receive(
         self, attempt: Attempt, client: str, ticket: int, submission: Submission, header: pb.VectorHeader, parts: Parts
@@ -198,8 +269,7 @@ class Middleware(ABC):
 
     async def collect(self, request: pb.CollectRequest, context: Any) -> AsyncIterator[pb.Chunk | memoryview]:
         """The server's barrier: it answers when the round is over, never before."""
-        self._peer(context, "server")
-        attempt = self._attempt(request.run, request.round, request.attempt)
+        attempt = self.asked(request, context)
         await attempt.over.wait()
         state = self._state(request.run)
         if attempt.round.phase is Phase.FAILED:
@@ -209,49 +279,60 @@ class Middleware(ABC):
         async for part in self.hand_out(state, attempt):
             yield part
 
+    def asked(self, request: pb.CollectRequest | pb.SettleRequest, context: Any) -> Attempt:
+        """The attempt that the server asks about; it must be the server that opened it."""
+        self._peer(context, "server")
+        attempt = self._attempt(request.run, request.round, request.attempt)
+        same = fingerprint(certificate_of(context).public_key()) == attempt.terms.recipient
+        require(same, "attempt: was opened by another server", "PERMISSION_DENIED")
+        return attempt
+
     async def fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk | memoryview]:
         """A site waits for the next round and gets its model; the evaluator gets the newest model there is."""
         if request.newest:
             self._peer(context, "evaluator")
             state = self._state(request.run)
-            header = pb.RoundHeader(run=request.run, round=state.version, model=state.model_digest)
+            header, model = pb.RoundHeader(run=request.run, round=state.version), state.model
+            header.digest = b"" if model is None else digest(model)
         else:
             site = self._site(context)
             state = self._state(request.run)
             self._join(state, site)
-            header = await self._next_round(state, request, site)
-        arrays = []
-        if state.model is not None and (header.round or request.newest) and not header.finished:
-            header.model, header.length, arrays = state.model_digest, state.model.size, [state.model]
+            header, model = await self._next_round(state, request, site)
+        if model is not None:
+            header.length = model.size
             if state.attempt is not None and not request.newest:
-                state.attempt.given += state.model.nbytes
+                state.attempt.given += model.nbytes
             else:
-                self.metrics.moved("out", state.model.nbytes)
-        for part in chunks(pb.Chunk(round=header), arrays):
+                self.metrics.moved("out", model.nbytes)
+        for part in chunks(pb.Chunk(round=header), [] if model is None else [model]):
             yield part
 
-    async def _next_round(self, state: RunState, request: pb.FetchRequest, site: str) -> pb.RoundHeader:
+    async def _next_round(self, state: RunState, request: pb.FetchRequest, site: str) -> Offer:
         until = time.monotonic() + min(max(0.0, request.wait), MAX_WAIT)  # 0 first: it stays where wait is NaN
         while not state.finished and not state.is_abandoned(time.monotonic()):
             attempt = state.attempt
             if attempt and attempt.awaits(site) and _wanted(attempt.round.spec, request):
-                left = attempt.round.remaining(time.monotonic())
-                # In a reply the length is the model's: it is set when the model is added.
-                terms = {**vars(attempt.round.spec), "deadline": left, "length": 0}
-                return pb.RoundHeader(**terms, layers=attempt.layers)
+                left, model = attempt.round.remaining(time.monotonic()), attempt.terms.model.hex()
+                voided = [opening.void(self.signing_key, one) for one in self.journal.voided(state.name, model)]
+                header = opening.offered(attempt, site, left, voided, statements.public(self.signing_key))
+                header.witness.extend(found.encode() for found in self.witnesses.of(site))
+                return header, attempt.model
             try:
                 async with asyncio.timeout(until - time.monotonic()):
                     await state.changed.wait()
             except TimeoutError:
-                return pb.RoundHeader(run=state.name)
-        return pb.RoundHeader(run=state.name, finished=True)
+                return pb.RoundHeader(run=state.name), None
+        return pb.RoundHeader(run=state.name, finished=True), None
 
     async def post(self, request: pb.Letter, context: Any) -> pb.Empty:
         """A site leaves a message for another site, or for all; the middleware cannot read it."""
-        request.sender = self._site(context)
+        sender = self._site(context)
         known = request.recipient in ("", *self.federation.site_names)
         require(known, "recipient: no site of this federation", "NOT_FOUND")
-        self._state(request.run).mail.post(request, time.monotonic())
+        # A message keeps all bytes that it was read from, those of unknown fields too: only what is known is copied.
+        facts = {name: getattr(request, name) for name in ("run", "recipient", "topic", "content")}
+        self._state(request.run).mail.post(pb.Letter(sender=sender, **facts), time.monotonic())
         return pb.Empty()
 
     async def pickup(self, request: pb.PickupRequest, context: Any) -> pb.Letters:
@@ -259,7 +340,7 @@ class Middleware(ABC):
         site, mail = self._site(context), self._state(request.run).mail
         return pb.Letters(letters=mail.pickup(site, request.topic, time.monotonic()))
 
-    async def finish(self, request: pb.FinishRequest, context: Any) -> pb.Empty:
+    async def finish(self, request: pb.FinishRequest, context: Any) -> pb.FinishReply:
         """The run is over: waiting sites are released and its memory is freed."""
         self._peer(context, "server")
         state = self._state(request.run)
@@ -268,21 +349,25 @@ class Middleware(ABC):
         state.finished, state.attempt, state.model, state.mail = True, None, None, Mailbox()
         state.notify()
         self.log("finished", run=request.run)
-        return pb.Empty()
+        own = self.recorder.head(request.run) if self.recorder is not None else None
+        return pb.FinishReply(heads=[*([own] if own else []), *state.heads.values()])
 
-    async def take_model(self, length: int, wanted: bytes, parts: Parts) -> NDArray[np.float32]:
-        """Read a model of that digest from the rest of a stream."""
+    async def take_model(self, state: RunState, length: int, wanted: bytes, parts: Parts) -> NDArray[np.float32]:
+        """Read a model of that digest from the rest of a stream; one at a time per run."""
         require(1 <= length <= MAX_PARAMETERS, f"length: {length} is out of range")
-        model = np.empty(length, np.float32)
-        receiver = Receiver(model, wanted)
-        async for part in parts:
-            receiver.feed(part)
+        fits = 4 * length <= psutil.virtual_memory().total
+        require(fits, f"length: no memory for a model of {length} numbers", "RESOURCE_EXHAUSTED")
+        async with state.alone(self.federation.deadline):
+            model = np.empty(length, np.float32)
+            receiver = Receiver(model, wanted)
+            async for part in parts:
+                receiver.feed(part)
         receiver.finish()
         self.metrics.moved("in", model.nbytes)
         return model
 
     def put_model(self, state: RunState, model: NDArray[np.float32], version: int) -> None:
-        state.model, state.model_digest, state.version = model, digest(model), version
+        state.model, state.version = model, version
 
     async def _watch(self, attempt: Attempt) -> None:
         try:
@@ -325,16 +410,16 @@ class Middleware(ABC):
         self.metrics.ended("released" if attempt.delivered else "failed")
         if not attempt.delivered:
             reason = round.reason or "it broke off while it was being released"
-            count, needed = len(round.accepted), round.needed
-            self.log("not-released", **round.spec.where, count=count, floor=needed, reason=reason)
+            self.log("not-released", **round.spec.where, count=len(round.accepted), floor=round.least, reason=reason)
 
     def _state(self, run: str, create: bool = False) -> RunState:
         if run in self.runs:
             return self.runs[run]
         require(create, "run: not known here", "NOT_FOUND")
         require(0 < len(run) <= 128, "run: a name of 1 to 128 characters is needed")
-        idle = [name for name, state in self.runs.items() if state.attempt is None or state.attempt.round.is_over]
-        for name in idle[: max(0, len(self.runs) - MAX_RUNS + 1)]:
+        over = [name for name, state in self.runs.items() if state.is_over]
+        over.sort(key=lambda name: self.runs[name].is_awaited)
+        for name in over[: max(0, len(self.runs) - MAX_RUNS + 1)]:
             del self.runs[name]
         require(len(self.runs) < MAX_RUNS, f"run: {MAX_RUNS} runs are already open", "RESOURCE_EXHAUSTED")
         return self.runs.setdefault(run, RunState(run))
@@ -350,9 +435,8 @@ class Middleware(ABC):
 
 
 def _wanted(spec: RoundSpec, request: pb.FetchRequest) -> bool:
-    if spec.round == request.after_round:
-        return bool(request.after_attempt) and spec.attempt != request.after_attempt
-    return spec.round > request.after_round
+    """A site that names the attempt it knows gets it again if its answer is missing: this process was restarted."""
+    return spec.round > request.after_round or (spec.round == request.after_round and bool(request.after_attempt))
 
 
 async def first(parts: Parts) -> Part:

@@ -7,17 +7,19 @@ for its cost, the config for its demands. No other code tests its kind.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import Field
 
 from fl_privacy.choices import Choice, Model
 from fl_privacy.coding import Payload
 from fl_privacy.errors import ConfigError
+from fl_privacy.identity.keyring import Identity
 from fl_privacy.reading import DIGEST, NAME
-from fl_privacy.scores.form import LONGEST, Counts
+from fl_privacy.round.terms import Terms
+from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At
 from fl_privacy.theory.cost import Cost
 from fl_privacy.vector import Layout, Vector
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from fl_privacy.config import Federation
     from fl_privacy.identity.keyring import Keyring
     from fl_privacy.ops.metrics import Metrics
+    from fl_privacy.round.sent import Sent
     from fl_privacy.transcript.events import Event
 
 
@@ -39,10 +42,7 @@ class Ticket(Model):
     federation: str = Field(pattern=DIGEST, description="digest of the federation's config")
     first: int = Field(ge=1, le=2**31)
     last: int = Field(ge=1, le=2**31)
-    attempt: str = Field("", pattern=r"^[0-9a-f]{0,64}$")
-    counts: int = Field(0, ge=0, le=LONGEST)
-    farewell: int = Field(0, ge=0, le=2**31)
-    best: int = Field(0, ge=0, le=2**31)
+    terms: str = Field("", max_length=4096, description="of the attempt: fl_privacy.round.terms")
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,12 @@ class Ask(At):
     """One attempt at one round, as the server starts it."""
 
     cohort: list[str]
+    terms: Terms
+    salt: bytes  # of the cohort's root
 
-    def quorum(self, federation: Federation) -> int:
-        """Fewest answers that complete it; at a farewell, whoever is there."""
-        return federation.floor if self.farewell else min(federation.quorum, len(self.cohort))
+    @classmethod
+    def of(cls, terms: Terms, cohort: list[str], salt: bytes) -> Ask:
+        return cls(cohort=cohort, terms=terms, salt=salt, **vars(terms.at))
 
 
 @dataclass
@@ -92,11 +94,54 @@ class Seat:
     keys: Keyring
     middleware: Sequence[str]
 
+    @property
+    def peers(self) -> list[tuple[str, Identity]]:
+        """The address and the identity of every middleware, in order."""
+        return peers(self.federation, self.middleware)
+
+
+class Witnessed(Protocol):
+    """A site's ledger, as the middleware's witness knows it."""
+
+    def check_witness(self, found: Iterable[bytes]) -> None:
+        """Refuse to continue with a ledger that is behind one of these statements of its head."""
+
+    def statement(self) -> bytes:
+        """The signed head of the ledger; empty without one."""
+
+
+class NoLedger:
+    """A site that charges nothing."""
+
+    def check_witness(self, found: Iterable[bytes]) -> None: ...
+
+    def statement(self) -> bytes:
+        return b""
+
+
+NO_LEDGER = NoLedger()
+
+
+def no_head(run: str) -> bytes | None:
+    """A site that records nothing."""
+    return None
+
 
 @dataclass(frozen=True)
 class SiteSeat(Seat):
+    site: str
     tier: str
+    floor: int  # fewest organisations that this site wants to be released with
+    sent: Sent
     metrics: Metrics
+    head: Callable[[str], bytes | None] = no_head  # of what the site recorded of a run
+    ledger: Witnessed = NO_LEDGER
+
+    def facts(self, model: bytes) -> dict[str, Any]:
+        """What a site knows itself of an attempt's terms; `model` is the digest of what it received."""
+        roster = self.keys.roster()
+        known: dict[str, Any] = {"federation": self.federation.digest, "roster": roster.digest, "model": model}
+        return {**known, "layout": self.layout.digest, "recipient": roster.key_of("server", "server")}
 
 
 @dataclass(frozen=True)
@@ -108,10 +153,16 @@ class SiteEnd(Protocol):
     """What a site does on a route."""
 
     def rounds(self, ticket: Ticket, model: Vector | None) -> Iterator[tuple[At, Vector]]:
-        """The rounds of a ticket as they open, with the model that each starts from."""
+        """The rounds of a ticket as they open, with the model that each starts from; nothing is checked yet."""
+
+    def admit(self, at: At, model: Vector) -> None:
+        """Refuse a round whose terms are not what this site, and every middleware, holds itself."""
 
     def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
         """Send an update (none at a farewell), with the counts of an evaluation if the round has any."""
+
+    def abstain(self, at: At) -> None:
+        """Send nothing in this attempt, so that nobody waits for this site."""
 
     def reply(self) -> Payload | None:
         """What the site sends back through Flower with the receipt."""
@@ -120,14 +171,20 @@ class SiteEnd(Protocol):
 class ServerEnd(Protocol):
     """What the server does on a route."""
 
+    def digest(self, run: str, round: int, model: Vector | None) -> bytes:
+        """What stands for the model after a round in the terms of an attempt."""
+
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
         """One attempt at a round."""
+
+    def confirm(self, ask: Ask) -> None:
+        """What the attempt gave is on the server's disk: nobody has to keep it any longer."""
 
     def copies(self, ask: Ask) -> int:
         """How many copies of the model the server sends in a round."""
 
-    def finish(self, run: str) -> None:
-        """The run is over."""
+    def finish(self, run: str) -> list[bytes]:
+        """The run is over; the signed heads of what other parties recorded of it."""
 
 
 UPDATES = "every update and who sent it"
@@ -192,7 +249,6 @@ class Route(Choice, ABC):
 
 
 R = TypeVar("R", bound=Route)
-FAREWELLS = 2  # exchanges after the last round: for the final model, and for the best one
 
 
 def only(route: Route, kind: type[R], role: str) -> R:
@@ -200,6 +256,16 @@ def only(route: Route, kind: type[R], role: str) -> R:
     if not isinstance(route, kind):
         raise ConfigError(f"route.kind: {route.kind!r} has no {role}; use {kind.model_fields['kind'].default}")
     return route
+
+
+def peers(federation: Federation, addresses: Sequence[str]) -> list[tuple[str, Identity]]:
+    """Which middleware is dialled at which address; both in the route's order."""
+    route, names = federation.route, federation.route.middleware()
+    if len(names) != len(addresses):
+        raise ConfigError(f"middleware: {len(addresses)} addresses; route {route.kind} needs {len(names)}")
+    roles = {name: role for role, name in route.parties()}
+    identities = [Identity(federation.name, roles[name], name) for name in names]
+    return list(zip(addresses, identities, strict=True))
 
 
 def by_parameter(federation: Federation, who: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ import numpy as np
 from fl_privacy.coding import Payload
 from fl_privacy.errors import ProtocolError, RoundFailed, require
 from fl_privacy.round.counted import Counted, received
+from fl_privacy.round.terms import Terms
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket, Trust
 from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At
@@ -51,20 +52,29 @@ class AtSite:
     """The model comes with the ticket, and the update goes back with the receipt; the bytes of the counts follow it."""
 
     def __init__(self, seat: SiteSeat) -> None:
-        self._size = seat.layout.size
+        self._seat = seat
+        self._terms: Terms
         self._update: Payload | None = None
 
     def rounds(self, ticket: Ticket, model: Vector | None) -> Iterator[tuple[At, Vector]]:
-        self._update = None
-        if model is None or not ticket.attempt:
-            raise ProtocolError("INVALID_ARGUMENT", "ticket: came without a model or an attempt")
-        sound = model.shape == (self._size,) and bool(np.isfinite(model).all())
+        self._update, self._terms = None, Terms.parse(ticket.terms)
+        same = (self._terms.run, self._terms.round) == (ticket.run, ticket.first)
+        require(same and model is not None, "ticket: came without a model, or with the terms of another round")
+        assert model is not None
+        yield self._terms.at, model
+
+    def admit(self, at: At, model: Vector) -> None:
+        from fl_privacy.wire.stream import digest
+
+        sound = model.shape == (self._seat.layout.size,) and bool(np.isfinite(model).all())
         require(sound, "model: not of this federation's layout, or not finite")
-        wanted = {"counts": ticket.counts, "farewell": ticket.farewell, "best": ticket.best}
-        yield At(ticket.run, ticket.first, ticket.attempt, **wanted), model
+        Terms.checked(self._terms, **self._seat.facts(digest(model))).check(self._seat.federation)
 
     def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
         self._update = payload if counts is None else np.concatenate([payload, counts.view(payload.dtype)])
+
+    def abstain(self, at: At) -> None:
+        """The reply without an update says so."""
 
     def reply(self) -> Payload | None:
         return self._update
@@ -76,6 +86,15 @@ class AtServer:
     def __init__(self, seat: ServerSeat) -> None:
         self._federation, self._sites, self._size = seat.federation, seat.sites, seat.layout.size
 
+    def digest(self, run: str, round: int, model: Vector | None) -> bytes:
+        from fl_privacy.wire.stream import digest
+
+        assert model is not None
+        return digest(model)
+
+    def confirm(self, ask: Ask) -> None:
+        """Nobody else keeps it."""
+
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
         from fl_privacy.transcript.events import (  # reading a config does not need the transcript
             Event,
@@ -85,7 +104,7 @@ class AtServer:
 
         self._sites.invite(ask, model)
         until, failed = time.monotonic() + self._federation.deadline, 0
-        updates, counted, receipts = dict[str, Payload](), Counted(ask.counts, keep=True), list[Event]()
+        updates, counted, receipts = dict[str, Payload](), Counted(ask.counts), list[Event]()
         while len(updates) + failed < len(ask.cohort) and time.monotonic() < until:
             for site, status, reply in self._sites.answers(ask):
                 receipts.append(Receipt(name=site, status=status, time=time.time()))
@@ -97,11 +116,11 @@ class AtServer:
                 if counts is not None:
                     counted.add(site, counts)
             time.sleep(POLL)
-        if len(updates) < (needed := ask.quorum(self._federation)):
+        if len(updates) < (needed := ask.terms.quorum):
             raise RoundFailed(f"{len(updates)} of {len(ask.cohort)} updates came, {needed} are needed")
         names = sorted(updates)
         outcome = Outcome(len(names), receipts=[*receipts, *rows_of(names)], seen=counted.stored(names))
-        outcome.counts, outcome.counted = counted.total, len(counted.sites)
+        outcome.counts, outcome.counted = counted.total(), len(counted.sites)
         if not ask.farewell:
             outcome.rows, outcome.tiers = np.stack([updates[n] for n in names]), list(map(self._tier, names))
             outcome.received = outcome.rows.nbytes
@@ -125,5 +144,6 @@ class AtServer:
     def copies(self, ask: Ask) -> int:
         return len(ask.cohort)
 
-    def finish(self, run: str) -> None:
+    def finish(self, run: str) -> list[bytes]:
         """No other party takes part in a run."""
+        return []

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, reduce
+from operator import and_
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field
 
 from fl_privacy.coding import Payload
 from fl_privacy.errors import RoundFailed
+from fl_privacy.round.terms import joined
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, Trust, by_parameter, tickets
 from fl_privacy.scores.shares import added
 from fl_privacy.shard import masks
@@ -22,20 +24,39 @@ if TYPE_CHECKING:
     from fl_privacy.wire.client import Release
 
 
+class Decision(NamedTuple):
+    """Whose updates and whose counts all aggregators apply, one bit per site; or why the round has failed."""
+
+    members: bytes = b""
+    senders: bytes = b""
+    problem: str = ""
+
+
 class Settlement(Protocol):
-    """Which aggregators may apply a round."""
+    """Which updates the aggregators apply."""
 
-    def decide(self, releases: Sequence[Release]) -> tuple[list[bool], str]:
-        """For each aggregator whether it applies the round; and, if the round has failed, why."""
+    def decide(self, releases: Sequence[Release], quorum: int) -> Decision: ...
 
 
-class AllOrNone:
-    """A round counts if every aggregator has closed it with the same updates."""
+class Intersection:
+    """A round counts with the updates that every aggregator has: a site that sends to some of them only is left out."""
 
-    def decide(self, releases: Sequence[Release]) -> tuple[list[bool], str]:
-        agreed = len({(r.phase, r.members) for r in releases}) == 1 and releases[0].phase == "closed"
-        reasons = sorted({r.reason for r in releases if r.reason}) or ["the aggregators did not get the same updates"]
-        return [agreed] * len(releases), "" if agreed else reasons[0]
+    def decide(self, releases: Sequence[Release], quorum: int) -> Decision:
+        failed = sorted({release.reason for release in releases if release.phase != "closed"})
+        if failed:
+            return Decision(problem=failed[0] or "an aggregator did not close the round")
+        members = _common(release.members for release in releases)
+        senders = _common([members, *(release.senders for release in releases)])
+        count = int.from_bytes(members, "little").bit_count()
+        few = "" if count >= quorum else f"all aggregators have {count} updates, {quorum} are needed"
+        return Decision(members, senders, few)
+
+
+def _common(bits: Iterable[bytes]) -> bytes:
+    """The sites that are in all of them."""
+    first, *others = bits
+    number = reduce(and_, (int.from_bytes(one, "little") for one in others), int.from_bytes(first, "little"))
+    return number.to_bytes(len(first), "little")
 
 
 class ShardsRoute(Route):
@@ -43,11 +64,11 @@ class ShardsRoute(Route):
 
     kind: Literal["shards"] = "shards"
     aggregators: int = Field(3, ge=2, le=255)
-    n_min: int = Field(2, ge=2, description="smallest number of updates that may be averaged together")
+    n_min: int = Field(3, ge=2, description="smallest number of updates that may be averaged together")
 
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect", "settle")
     carries_counts: ClassVar[bool] = True
-    settlement: ClassVar[Settlement] = AllOrNone()
+    settlement: ClassVar[Settlement] = Intersection()
 
     @property
     def floor(self) -> int:
@@ -138,6 +159,10 @@ class Cut:
         self._whole = np.empty(self._parameters, np.float32) if self._whole is None else self._whole
         return masks.join(models, self.owners, out=self._whole)
 
+    def digest(self, digests: list[bytes]) -> bytes:
+        """What stands for a model in the terms of an attempt, from the digests of its shards."""
+        return joined(digests)
+
 
 class AtServer:
     """The server sees phases, counts and metrics."""
@@ -147,23 +172,33 @@ class AtServer:
 
         self._settlement, self._cut = route.settlement, route.cut(seat.federation, seat.layout.size)
         self._round = Collector(seat)
+        self._shards: list[bytes] = []
         self.finish = self._round.finish
 
+    def digest(self, run: str, round: int, model: Vector | None) -> bytes:
+        self._shards = self._round.shards(run, round)
+        return joined(self._shards)
+
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
+        from fl_privacy.wire.client import counts_in
+
         for index, size in enumerate(self._cut.sizes()):
-            self._round.open(index, ask, 0 if ask.farewell else size)
+            self._round.open(index, ask, 0 if ask.farewell else size, shards=self._shards)
         releases, receipts = self._round.collect(ask)
-        commits, problem = self._settlement.decide(releases)
-        self._round.settle(ask, commits)
+        members, senders, problem = self._settlement.decide(releases, ask.terms.quorum)
+        replies = self._round.settle(ask, not problem, members, senders)
         if problem:
             raise RoundFailed(problem)
+        outcome = Outcome(int.from_bytes(members, "little").bit_count(), receipts=receipts)
         # The sum is in none of the aggregators' sums, but in all of them together.
-        shares = [release.counts for release in releases if release.counts is not None]
-        outcome = Outcome(releases[0].count, receipts=receipts)
-        if len(shares) == len(releases):
-            outcome.counts, outcome.counted = added(shares, ask.counts), releases[0].counted
+        shares = [counts for reply in replies if (counts := counts_in(reply.counts)) is not None]
+        if len(shares) == len(replies):
+            outcome.counts, outcome.counted = added(shares, ask.counts), replies[0].counted
             outcome.seen = {"counts": np.stack(shares)}
         return outcome
+
+    def confirm(self, ask: Ask) -> None:
+        """The aggregators keep the model themselves."""
 
     def copies(self, ask: Ask) -> int:
         return 0

@@ -126,6 +126,9 @@ class _Whole:
     def join(self, models: list[Vector]) -> Vector:
         return models[0]
 
+    def digest(self, digests: list[bytes]) -> bytes:
+        return digests[0]
+
 
 class AtServer:
     """Sends the model when it opens a round, and receives the mixture."""
@@ -136,7 +139,13 @@ class AtServer:
         self._length = seat.federation.coding.length(seat.layout.size)
         self._layers = [part.stop for part in seat.layout.layers]
         self._round = Collector(seat)
-        self.finish = self._round.finish
+        self.confirm, self.finish = self._round.confirm, self._round.finish
+
+    def digest(self, run: str, round: int, model: Vector | None) -> bytes:
+        from fl_privacy.wire.stream import digest
+
+        assert model is not None
+        return digest(model)
 
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
         length, layers = (0, ()) if ask.farewell else (self._length, self._layers)

@@ -36,6 +36,7 @@ class At:
     counts: int = field(default=0, kw_only=True)  # numbers in the counts of an evaluation; 0: none are wanted
     farewell: int = field(default=0, kw_only=True)  # the round whose model every site gets to keep; no update is wanted
     best: int = field(default=0, kw_only=True)  # the round with the best model so far, if known
+    nonce: bytes = field(default=b"", kw_only=True)  # of the run
 
     @property
     def where(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fl_privacy.coding import FLOAT32, MAX_PARAMETERS, Coding, Payload
 from fl_privacy.errors import ProtocolError, require
 from fl_privacy.scores.form import Counts
 from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.channel import Refused
 from fl_privacy.wire.rpc import Stub
 from fl_privacy.wire.stream import Receiver, chunks, digest, header_of
 
@@ -33,7 +34,8 @@ class Release:
     reason: str = ""
     count: int = 0
     tiers: list[str] = field(default_factory=list)
-    members: bytes = b""
+    members: bytes = b""  # one bit per site of the cohort
+    senders: bytes = b""
     rows: Payload | None = None
     counts: Counts | None = None
     counted: int = 0
@@ -50,7 +52,7 @@ REASONS = {
 def explain(error: grpc.RpcError) -> str:
     """Why a call to a middleware failed, in one line: our own reason if it gave one, and not gRPC's report."""
     code, details = error.code().name, " ".join(str(error.details() or "").split())
-    own = re.match(r"[a-z_-]+: ", details)  # "field: reason", as our services answer
+    own = isinstance(error, Refused) or re.match(r"[a-z_-]+: ", details)  # "field: reason", as our services answer
     return f"middleware: {code}: {details if own else REASONS.get(code, 'failed; see its log')}"
 
 
@@ -71,10 +73,10 @@ def fetch(stub: Stub, request: pb.FetchRequest, timeout: float) -> tuple[pb.Roun
     """The next round and its model, or a header without a round."""
     parts = stub.fetch(request, timeout=timeout)
     header: pb.RoundHeader = header_of(_first(parts), "round")
-    if not header.model:
+    if not header.digest:
         return header, None
     require(header.length <= MAX_PARAMETERS, f"length: {header.length} is out of range")
-    return header, _fill(np.empty(header.length, np.float32), parts, header.model)
+    return header, _fill(np.empty(header.length, np.float32), parts, header.digest)
 
 
 def submit(stub: Stub, round: pb.RoundHeader, payload: Payload, timeout: float, coding: Coding, **terms: Any) -> bool:
@@ -105,11 +107,11 @@ def collect(parts: Iterator[Any], coding: Coding = FLOAT32) -> Release:
     rows = None
     if header.phase == "released":
         rows = _fill(np.empty((header.count, header.length), coding.type), parts, None, coding)
-    fields = {name: getattr(header, name) for name in ("phase", "reason", "count", "members", "counted")}
-    return Release(**fields, tiers=list(header.tiers), rows=rows, counts=_counts(header.counts))
+    fields = {name: getattr(header, name) for name in ("phase", "reason", "count", "members", "senders", "counted")}
+    return Release(**fields, tiers=list(header.tiers), rows=rows, counts=counts_in(header.counts))
 
 
-def _counts(data: bytes) -> Counts | None:
+def counts_in(data: bytes) -> Counts | None:
     require(len(data) % 8 == 0, f"counts: {len(data)} bytes are no 64-bit numbers", "DATA_LOSS")
     return np.frombuffer(data, "<u8").astype(np.uint64) if data else None
 

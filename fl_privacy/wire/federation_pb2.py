@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fl_privacy/wire/federation.proto\x12\x0f\x66l_privacy.wire\"\xb2\x01\n\x05\x43hunk\x12/\n\x06vector\x18\x01 \x01(\x0b\x32\x1d.fl_privacy.wire.VectorHeaderH\x00\x12-\n\x05round\x18\x02 \x01(\x0b\x32\x1c.fl_privacy.wire.RoundHeaderH\x00\x12\x31\n\x07release\x18\x03 \x01(\x0b\x32\x1e.fl_privacy.wire.ReleaseHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04part\"\xa7\x01\n\x0cVectorHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06length\x18\x06 \x01(\x04\x12\x0c\n\x04tier\x18\x07 \x01(\t\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\x12\r\n\x05\x66loor\x18\t \x01(\r\x12\x0e\n\x06\x63ounts\x18\n \x01(\x0c\"\x9e\x02\n\x0bRoundHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\x12\x0e\n\x06\x63ohort\x18\x04 \x01(\r\x12\x0e\n\x06quorum\x18\x05 \x01(\r\x12\x10\n\x08\x64\x65\x61\x64line\x18\x06 \x01(\x01\x12\x0e\n\x06layout\x18\x07 \x01(\t\x12\x0e\n\x06length\x18\x08 \x01(\x04\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\r\n\x05model\x18\n \x01(\x0c\x12\x10\n\x08\x66inished\x18\x0b \x01(\x08\x12\x0e\n\x06layers\x18\x0c \x03(\x04\x12\r\n\x05sites\x18\r \x03(\t\x12\x12\n\nparameters\x18\x0e \x01(\x04\x12\x0e\n\x06\x63ounts\x18\x0f \x01(\r\x12\x10\n\x08\x66\x61rewell\x18\x10 \x01(\r\x12\x0c\n\x04\x62\x65st\x18\x11 \x01(\r\"\x8e\x01\n\rReleaseHeader\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\r\n\x05tiers\x18\x04 \x03(\t\x12\x0e\n\x06length\x18\x05 \x01(\x04\x12\x0f\n\x07members\x18\x06 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x07 \x01(\x0c\x12\x0f\n\x07\x63ounted\x18\x08 \x01(\r\" \n\x0bSubmitReply\x12\x11\n\tduplicate\x18\x01 \x01(\x08\"=\n\x0e\x43ollectRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\"e\n\x0c\x46\x65tchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x66ter_round\x18\x02 \x01(\r\x12\x15\n\rafter_attempt\x18\x03 \x01(\t\x12\x0c\n\x04wait\x18\x04 \x01(\x01\x12\x0e\n\x06newest\x18\x05 \x01(\x08\"L\n\rSettleRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x08\"\x1c\n\rFinishRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"X\n\x06Letter\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\x11\n\trecipient\x18\x03 \x01(\t\x12\r\n\x05topic\x18\x04 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\x0c\"+\n\rPickupRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\"3\n\x07Letters\x12(\n\x07letters\x18\x01 \x03(\x0b\x32\x17.fl_privacy.wire.Letter\"\x07\n\x05\x45mpty\"-\n\x0f\x45valuateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"k\n\rEvaluateReply\x12\x15\n\x08\x61\x63\x63uracy\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04loss\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04rmse\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x0b\n\t_accuracyB\x07\n\x05_lossB\x07\n\x05_rmse2\xcb\x04\n\nMiddleware\x12\x38\n\x04Open\x12\x16.fl_privacy.wire.Chunk\x1a\x16.fl_privacy.wire.Empty(\x01\x12@\n\x06Submit\x12\x16.fl_privacy.wire.Chunk\x1a\x1c.fl_privacy.wire.SubmitReply(\x01\x12\x44\n\x07\x43ollect\x12\x1f.fl_privacy.wire.CollectRequest\x1a\x16.fl_privacy.wire.Chunk0\x01\x12@\n\x05\x46\x65tch\x12\x1d.fl_privacy.wire.FetchRequest\x1a\x16.fl_privacy.wire.Chunk0\x01\x12@\n\x06Settle\x12\x1e.fl_privacy.wire.SettleRequest\x1a\x16.fl_privacy.wire.Empty\x12\x38\n\x04Seed\x12\x16.fl_privacy.wire.Chunk\x1a\x16.fl_privacy.wire.Empty(\x01\x12@\n\x06\x46inish\x12\x1e.fl_privacy.wire.FinishRequest\x1a\x16.fl_privacy.wire.Empty\x12\x37\n\x04Post\x12\x17.fl_privacy.wire.Letter\x1a\x16.fl_privacy.wire.Empty\x12\x42\n\x06Pickup\x12\x1e.fl_privacy.wire.PickupRequest\x1a\x18.fl_privacy.wire.Letters2Y\n\tEvaluator\x12L\n\x08\x45valuate\x12 .fl_privacy.wire.EvaluateRequest\x1a\x1e.fl_privacy.wire.EvaluateReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fl_privacy/wire/federation.proto\x12\x0f\x66l_privacy.wire\"\xb2\x01\n\x05\x43hunk\x12/\n\x06vector\x18\x01 \x01(\x0b\x32\x1d.fl_privacy.wire.VectorHeaderH\x00\x12-\n\x05round\x18\x02 \x01(\x0b\x32\x1c.fl_privacy.wire.RoundHeaderH\x00\x12\x31\n\x07release\x18\x03 \x01(\x0b\x32\x1e.fl_privacy.wire.ReleaseHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04part\"\xc5\x01\n\x0cVectorHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06length\x18\x06 \x01(\x04\x12\x0c\n\x04tier\x18\x07 \x01(\t\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\x12\r\n\x05\x66loor\x18\t \x01(\r\x12\x0e\n\x06\x63ounts\x18\n \x01(\x0c\x12\x0e\n\x06ledger\x18\x0b \x01(\x0c\x12\x0c\n\x04head\x18\x0c \x01(\x0c\"\xbf\x04\n\x0bRoundHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\x12\x0e\n\x06\x63ohort\x18\x04 \x01(\r\x12\x0e\n\x06quorum\x18\x05 \x01(\r\x12\x10\n\x08\x64\x65\x61\x64line\x18\x06 \x01(\x01\x12\x0e\n\x06layout\x18\x07 \x01(\t\x12\x0e\n\x06length\x18\x08 \x01(\x04\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\r\n\x05model\x18\n \x01(\x0c\x12\x10\n\x08\x66inished\x18\x0b \x01(\x08\x12\x0e\n\x06layers\x18\x0c \x03(\x04\x12\r\n\x05sites\x18\r \x03(\t\x12\x12\n\nparameters\x18\x0e \x01(\x04\x12\x0e\n\x06\x63ounts\x18\x0f \x01(\r\x12\x10\n\x08\x66\x61rewell\x18\x10 \x01(\r\x12\x0c\n\x04\x62\x65st\x18\x11 \x01(\r\x12\r\n\x05nonce\x18\x12 \x01(\x0c\x12\x0e\n\x06number\x18\x13 \x01(\r\x12\x12\n\nfederation\x18\x14 \x01(\t\x12\x0e\n\x06roster\x18\x15 \x01(\t\x12\x0c\n\x04root\x18\x16 \x01(\x0c\x12\x15\n\rorganisations\x18\x17 \x01(\r\x12\x11\n\trecipient\x18\x18 \x01(\t\x12\x0e\n\x06shards\x18\x19 \x03(\x0c\x12\x0c\n\x04salt\x18\x1a \x01(\x0c\x12\r\n\x05index\x18\x1b \x01(\r\x12\x0c\n\x04path\x18\x1c \x03(\x0c\x12\x11\n\tsignature\x18\x1d \x01(\x0c\x12\x0b\n\x03key\x18\x1e \x01(\x0c\x12(\n\x04void\x18\x1f \x03(\x0b\x32\x1a.fl_privacy.wire.Statement\x12\x0f\n\x07witness\x18! \x03(\x0c\x12\x0e\n\x06\x64igest\x18  \x01(\x0c\"/\n\tStatement\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x9f\x01\n\rReleaseHeader\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\r\n\x05tiers\x18\x04 \x03(\t\x12\x0e\n\x06length\x18\x05 \x01(\x04\x12\x0f\n\x07members\x18\x06 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x07 \x01(\x0c\x12\x0f\n\x07\x63ounted\x18\x08 \x01(\r\x12\x0f\n\x07senders\x18\t \x01(\x0c\" \n\x0bSubmitReply\x12\x11\n\tduplicate\x18\x01 \x01(\x08\"=\n\x0e\x43ollectRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\"e\n\x0c\x46\x65tchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x66ter_round\x18\x02 \x01(\r\x12\x15\n\rafter_attempt\x18\x03 \x01(\t\x12\x0c\n\x04wait\x18\x04 \x01(\x01\x12\x0e\n\x06newest\x18\x05 \x01(\x08\"n\n\rSettleRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x08\x12\x0f\n\x07members\x18\x05 \x01(\x0c\x12\x0f\n\x07senders\x18\x06 \x01(\x0c\".\n\x0bSettleReply\x12\x0e\n\x06\x63ounts\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63ounted\x18\x02 \x01(\r\"=\n\x0e\x41\x62stainRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\"*\n\x0cShardRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"\x1c\n\nShardReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x1c\n\rFinishRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x1c\n\x0b\x46inishReply\x12\r\n\x05heads\x18\x01 \x03(\x0c\"X\n\x06Letter\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\x11\n\trecipient\x18\x03 \x01(\t\x12\r\n\x05topic\x18\x04 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\x0c\"+\n\rPickupRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\"3\n\x07Letters\x12(\n\x07letters\x18\x01 \x03(\x0b\x32\x17.fl_privacy.wire.Letter\"\x07\n\x05\x45mpty\"-\n\x0f\x45valuateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"y\n\rEvaluateReply\x12\x15\n\x08\x61\x63\x63uracy\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04loss\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04rmse\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x0c\n\x04head\x18\x04 \x01(\x0c\x42\x0b\n\t_accuracyB\x07\n\x05_lossB\x07\n\x05_rmse2\xe0\x05\n\nMiddleware\x12\x38\n\x04Open\x12\x16.fl_privacy.wire.Chunk\x1a\x16.fl_privacy.wire.Empty(\x01\x12@\n\x06Submit\x12\x16.fl_privacy.wire.Chunk\x1a\x1c.fl_privacy.wire.SubmitReply(\x01\x12\x44\n\x07\x43ollect\x12\x1f.fl_privacy.wire.CollectRequest\x1a\x16.fl_privacy.wire.Chunk0\x01\x12@\n\x05\x46\x65tch\x12\x1d.fl_privacy.wire.FetchRequest\x1a\x16.fl_privacy.wire.Chunk0\x01\x12\x42\n\x07\x41\x62stain\x12\x1f.fl_privacy.wire.AbstainRequest\x1a\x16.fl_privacy.wire.Empty\x12\x46\n\x06Settle\x12\x1e.fl_privacy.wire.SettleRequest\x1a\x1c.fl_privacy.wire.SettleReply\x12\x43\n\x05Shard\x12\x1d.fl_privacy.wire.ShardRequest\x1a\x1b.fl_privacy.wire.ShardReply\x12\x38\n\x04Seed\x12\x16.fl_privacy.wire.Chunk\x1a\x16.fl_privacy.wire.Empty(\x01\x12\x46\n\x06\x46inish\x12\x1e.fl_privacy.wire.FinishRequest\x1a\x1c.fl_privacy.wire.FinishReply\x12\x37\n\x04Post\x12\x17.fl_privacy.wire.Letter\x1a\x16.fl_privacy.wire.Empty\x12\x42\n\x06Pickup\x12\x1e.fl_privacy.wire.PickupRequest\x1a\x18.fl_privacy.wire.Letters2Y\n\tEvaluator\x12L\n\x08\x45valuate\x12 .fl_privacy.wire.EvaluateRequest\x1a\x1e.fl_privacy.wire.EvaluateReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,35 +34,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHUNK']._serialized_start=54
   _globals['_CHUNK']._serialized_end=232
   _globals['_VECTORHEADER']._serialized_start=235
-  _globals['_VECTORHEADER']._serialized_end=402
-  _globals['_ROUNDHEADER']._serialized_start=405
-  _globals['_ROUNDHEADER']._serialized_end=691
-  _globals['_RELEASEHEADER']._serialized_start=694
-  _globals['_RELEASEHEADER']._serialized_end=836
-  _globals['_SUBMITREPLY']._serialized_start=838
-  _globals['_SUBMITREPLY']._serialized_end=870
-  _globals['_COLLECTREQUEST']._serialized_start=872
-  _globals['_COLLECTREQUEST']._serialized_end=933
-  _globals['_FETCHREQUEST']._serialized_start=935
-  _globals['_FETCHREQUEST']._serialized_end=1036
-  _globals['_SETTLEREQUEST']._serialized_start=1038
-  _globals['_SETTLEREQUEST']._serialized_end=1114
-  _globals['_FINISHREQUEST']._serialized_start=1116
-  _globals['_FINISHREQUEST']._serialized_end=1144
-  _globals['_LETTER']._serialized_start=1146
-  _globals['_LETTER']._serialized_end=1234
-  _globals['_PICKUPREQUEST']._serialized_start=1236
-  _globals['_PICKUPREQUEST']._serialized_end=1279
-  _globals['_LETTERS']._serialized_start=1281
-  _globals['_LETTERS']._serialized_end=1332
-  _globals['_EMPTY']._serialized_start=1334
-  _globals['_EMPTY']._serialized_end=1341
-  _globals['_EVALUATEREQUEST']._serialized_start=1343
-  _globals['_EVALUATEREQUEST']._serialized_end=1388
-  _globals['_EVALUATEREPLY']._serialized_start=1390
-  _globals['_EVALUATEREPLY']._serialized_end=1497
-  _globals['_MIDDLEWARE']._serialized_start=1500
-  _globals['_MIDDLEWARE']._serialized_end=2087
-  _globals['_EVALUATOR']._serialized_start=2089
-  _globals['_EVALUATOR']._serialized_end=2178
+  _globals['_VECTORHEADER']._serialized_end=432
+  _globals['_ROUNDHEADER']._serialized_start=435
+  _globals['_ROUNDHEADER']._serialized_end=1010
+  _globals['_STATEMENT']._serialized_start=1012
+  _globals['_STATEMENT']._serialized_end=1059
+  _globals['_RELEASEHEADER']._serialized_start=1062
+  _globals['_RELEASEHEADER']._serialized_end=1221
+  _globals['_SUBMITREPLY']._serialized_start=1223
+  _globals['_SUBMITREPLY']._serialized_end=1255
+  _globals['_COLLECTREQUEST']._serialized_start=1257
+  _globals['_COLLECTREQUEST']._serialized_end=1318
+  _globals['_FETCHREQUEST']._serialized_start=1320
+  _globals['_FETCHREQUEST']._serialized_end=1421
+  _globals['_SETTLEREQUEST']._serialized_start=1423
+  _globals['_SETTLEREQUEST']._serialized_end=1533
+  _globals['_SETTLEREPLY']._serialized_start=1535
+  _globals['_SETTLEREPLY']._serialized_end=1581
+  _globals['_ABSTAINREQUEST']._serialized_start=1583
+  _globals['_ABSTAINREQUEST']._serialized_end=1644
+  _globals['_SHARDREQUEST']._serialized_start=1646
+  _globals['_SHARDREQUEST']._serialized_end=1688
+  _globals['_SHARDREPLY']._serialized_start=1690
+  _globals['_SHARDREPLY']._serialized_end=1718
+  _globals['_FINISHREQUEST']._serialized_start=1720
+  _globals['_FINISHREQUEST']._serialized_end=1748
+  _globals['_FINISHREPLY']._serialized_start=1750
+  _globals['_FINISHREPLY']._serialized_end=1778
+  _globals['_LETTER']._serialized_start=1780
+  _globals['_LETTER']._serialized_end=1868
+  _globals['_PICKUPREQUEST']._serialized_start=1870
+  _globals['_PICKUPREQUEST']._serialized_end=1913
+  _globals['_LETTERS']._serialized_start=1915
+  _globals['_LETTERS']._serialized_end=1966
+  _globals['_EMPTY']._serialized_start=1968
+  _globals['_EMPTY']._serialized_end=1975
+  _globals['_EVALUATEREQUEST']._serialized_start=1977
+  _globals['_EVALUATEREQUEST']._serialized_end=2022
+  _globals['_EVALUATEREPLY']._serialized_start=2024
+  _globals['_EVALUATEREPLY']._serialized_end=2145
+  _globals['_MIDDLEWARE']._serialized_start=2148
+  _globals['_MIDDLEWARE']._serialized_end=2884
+  _globals['_EVALUATOR']._serialized_start=2886
+  _globals['_EVALUATOR']._serialized_end=2975
 # @@protoc_insertion_point(module_scope)

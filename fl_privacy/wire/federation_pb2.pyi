@@ -19,7 +19,7 @@ class Chunk(_message.Message):
     def __init__(self, vector: _Optional[_Union[VectorHeader, _Mapping]] = ..., round: _Optional[_Union[RoundHeader, _Mapping]] = ..., release: _Optional[_Union[ReleaseHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class VectorHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor", "counts")
+    __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor", "counts", "ledger", "head")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,8 @@ class VectorHeader(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
@@ -40,10 +42,12 @@ class VectorHeader(_message.Message):
     digest: bytes
     floor: int
     counts: bytes
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ...) -> None: ...
+    ledger: bytes
+    head: bytes
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ..., ledger: _Optional[bytes] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class RoundHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best")
+    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best", "nonce", "number", "federation", "roster", "root", "organisations", "recipient", "shards", "salt", "index", "path", "signature", "key", "void", "witness", "digest")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +65,22 @@ class RoundHeader(_message.Message):
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     BEST_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    ORGANISATIONS_FIELD_NUMBER: _ClassVar[int]
+    RECIPIENT_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VOID_FIELD_NUMBER: _ClassVar[int]
+    WITNESS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
@@ -78,10 +98,34 @@ class RoundHeader(_message.Message):
     counts: int
     farewell: int
     best: int
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ...) -> None: ...
+    nonce: bytes
+    number: int
+    federation: str
+    roster: str
+    root: bytes
+    organisations: int
+    recipient: str
+    shards: _containers.RepeatedScalarFieldContainer[bytes]
+    salt: bytes
+    index: int
+    path: _containers.RepeatedScalarFieldContainer[bytes]
+    signature: bytes
+    key: bytes
+    void: _containers.RepeatedCompositeFieldContainer[Statement]
+    witness: _containers.RepeatedScalarFieldContainer[bytes]
+    digest: bytes
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ..., nonce: _Optional[bytes] = ..., number: _Optional[int] = ..., federation: _Optional[str] = ..., roster: _Optional[str] = ..., root: _Optional[bytes] = ..., organisations: _Optional[int] = ..., recipient: _Optional[str] = ..., shards: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., index: _Optional[int] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., void: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., witness: _Optional[_Iterable[bytes]] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class Statement(_message.Message):
+    __slots__ = ("attempt", "signature")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    signature: bytes
+    def __init__(self, attempt: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseHeader(_message.Message):
-    __slots__ = ("phase", "reason", "count", "tiers", "length", "members", "counts", "counted")
+    __slots__ = ("phase", "reason", "count", "tiers", "length", "members", "counts", "counted", "senders")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +134,7 @@ class ReleaseHeader(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
+    SENDERS_FIELD_NUMBER: _ClassVar[int]
     phase: str
     reason: str
     count: int
@@ -98,7 +143,8 @@ class ReleaseHeader(_message.Message):
     members: bytes
     counts: bytes
     counted: int
-    def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ..., tiers: _Optional[_Iterable[str]] = ..., length: _Optional[int] = ..., members: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., counted: _Optional[int] = ...) -> None: ...
+    senders: bytes
+    def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ..., tiers: _Optional[_Iterable[str]] = ..., length: _Optional[int] = ..., members: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., counted: _Optional[int] = ..., senders: _Optional[bytes] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("duplicate",)
@@ -131,22 +177,64 @@ class FetchRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., after_round: _Optional[int] = ..., after_attempt: _Optional[str] = ..., wait: _Optional[float] = ..., newest: _Optional[bool] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
-    __slots__ = ("run", "round", "attempt", "commit")
+    __slots__ = ("run", "round", "attempt", "commit", "members", "senders")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SENDERS_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
     commit: bool
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., commit: _Optional[bool] = ...) -> None: ...
+    members: bytes
+    senders: bytes
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., commit: _Optional[bool] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ...) -> None: ...
+
+class SettleReply(_message.Message):
+    __slots__ = ("counts", "counted")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    counts: bytes
+    counted: int
+    def __init__(self, counts: _Optional[bytes] = ..., counted: _Optional[int] = ...) -> None: ...
+
+class AbstainRequest(_message.Message):
+    __slots__ = ("run", "round", "attempt")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    attempt: str
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ...) -> None: ...
+
+class ShardRequest(_message.Message):
+    __slots__ = ("run", "round")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
+
+class ShardReply(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
 
 class FinishRequest(_message.Message):
     __slots__ = ("run",)
     RUN_FIELD_NUMBER: _ClassVar[int]
     run: str
     def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class FinishReply(_message.Message):
+    __slots__ = ("heads",)
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    heads: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, heads: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Letter(_message.Message):
     __slots__ = ("run", "sender", "recipient", "topic", "content")
@@ -189,11 +277,13 @@ class EvaluateRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class EvaluateReply(_message.Message):
-    __slots__ = ("accuracy", "loss", "rmse")
+    __slots__ = ("accuracy", "loss", "rmse", "head")
     ACCURACY_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     RMSE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     accuracy: float
     loss: float
     rmse: float
-    def __init__(self, accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., rmse: _Optional[float] = ...) -> None: ...
+    head: bytes
+    def __init__(self, accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., rmse: _Optional[float] = ..., head: _Optional[bytes] = ...) -> None: ...

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
 
-from fl_privacy.errors import FederationError, LaunchError, ProtocolError
-from fl_privacy.identity.keyring import Keyring, Renewing, belong_together, certificate_of
-from fl_privacy.wire import federation_pb2 as pb, stream
+from fl_privacy.errors import FederationError, LaunchError, ProtocolError, require
+from fl_privacy.identity.keyring import Identity, Keyring, Renewing, belong_together, certificate_of
+from fl_privacy.wire import federation_pb2 as pb, limits, stream
 from fl_privacy.wire.channel import Channel
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
@@ -24,25 +27,40 @@ def _message(kind: Any) -> Codec:
     return kind.SerializeToString, kind.FromString
 
 
+def _received(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Bytes that are no message become a value that can be refused: gRPC would log a traceback for each."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except DecodeError:
+            return stream.Malformed()
+
+    return read
+
+
 # method -> (gRPC's name for what streams, request, reply)
 MIDDLEWARE: dict[str, tuple[str, Codec, Codec]] = {
     "Open": ("stream_unary", _CHUNK, _message(pb.Empty)),
     "Submit": ("stream_unary", _CHUNK, _message(pb.SubmitReply)),
     "Collect": ("unary_stream", _message(pb.CollectRequest), _CHUNK),
     "Fetch": ("unary_stream", _message(pb.FetchRequest), _CHUNK),
-    "Settle": ("unary_unary", _message(pb.SettleRequest), _message(pb.Empty)),
+    "Abstain": ("unary_unary", _message(pb.AbstainRequest), _message(pb.Empty)),
+    "Settle": ("unary_unary", _message(pb.SettleRequest), _message(pb.SettleReply)),
+    "Shard": ("unary_unary", _message(pb.ShardRequest), _message(pb.ShardReply)),
     "Seed": ("stream_unary", _CHUNK, _message(pb.Empty)),
-    "Finish": ("unary_unary", _message(pb.FinishRequest), _message(pb.Empty)),
+    "Finish": ("unary_unary", _message(pb.FinishRequest), _message(pb.FinishReply)),
     "Post": ("unary_unary", _message(pb.Letter), _message(pb.Empty)),
     "Pickup": ("unary_unary", _message(pb.PickupRequest), _message(pb.Letters)),
 }
 EVALUATOR = {"Evaluate": ("unary_unary", _message(pb.EvaluateRequest), _message(pb.EvaluateReply))}
-SERVICES = {"fl_privacy.wire.Middleware": MIDDLEWARE, "fl_privacy.wire.Evaluator": EVALUATOR}
+HEALTH = "grpc.health.v1.Health"
+CHECKS = {"Check": ("unary_unary", _message(health_pb2.HealthCheckRequest), _message(health_pb2.HealthCheckResponse))}
+SERVICES = {"fl_privacy.wire.Middleware": MIDDLEWARE, "fl_privacy.wire.Evaluator": EVALUATOR, HEALTH: CHECKS}
 
-_LIMITS = [(f"grpc.max_{way}_message_length", stream.MAX_MESSAGE) for way in ("receive", "send")]
 # A dead peer is noticed within half a minute, also behind a NAT that forgets idle connections.
 CHANNEL_OPTIONS = [
-    *_LIMITS,
+    *limits.MESSAGES,
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -50,65 +68,95 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 SERVER_OPTIONS = [
-    *_LIMITS,
+    *limits.MESSAGES,
+    *limits.OPTIONS,
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     # Otherwise an idle client's keepalive counts as abuse, and its connection is closed after the third ping.
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.max_concurrent_streams", 64),
     ("grpc.so_reuseport", 0),
-    # A fixed window of 1 MiB per stream: one that gRPC may grow by itself takes 12 MB for every uploading site.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 20),
 ]
 
 
-async def _refuse(context: Any, error: FederationError, refused: Raiser | None) -> None:
-    # The frames of a refused stream hold its round's memory; free them now, not when the garbage collector runs.
-    error.__traceback__ = error.__context__ = None
-    if isinstance(error, ProtocolError):
-        if refused is not None:
-            refused(error)
-        await context.abort(getattr(grpc.StatusCode, error.code), str(error))
-    await context.abort(grpc.StatusCode.INTERNAL, str(error))
+@dataclass(frozen=True)
+class Door:
+    """What every call passes first: its caller's certificate is not revoked, and it has not too many calls running.
 
-
-def _unary(call: Callable[[Any, Any], Awaitable[Any]], keys: Keyring, refused: Raiser | None) -> Handler:
-    async def handler(request: Any, context: Any) -> Any:
-        try:
-            keys.refuse_revoked(certificate_of(context))
-            return await call(request, context)
-        except FederationError as error:
-            await _refuse(context, error, refused)
-
-    return handler
-
-
-def _streaming(call: Callable[[Any, Any], AsyncIterator[Any]], keys: Keyring, refused: Raiser | None) -> Handler:
-    async def handler(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            keys.refuse_revoked(certificate_of(context))
-            async for part in call(request, context):
-                yield part
-        except FederationError as error:
-            await _refuse(context, error, refused)
-
-    return handler
-
-
-def handlers(name: str, servicer: Any, keys: Keyring, refused: Raiser | None = None) -> grpc.GenericRpcHandler:
-    """The gRPC handlers of a service, from a servicer's methods of the same names in lower case.
-
-    Every call is checked against the revocations in `keys`, even on a connection that is older than they are.
+    Requests are streams here even where they are one message: then a call is admitted before its message is read.
     """
+
+    keys: Keyring
+    refused: Raiser | None = None
+    callers: limits.Callers = field(default_factory=limits.Callers)
+
+    def answer(self, call: Callable[[Any, Any], Awaitable[Any]], whole: bool) -> Handler:
+        """A handler that gives one reply; `whole`: to one message, which `call` gets instead of the stream."""
+
+        async def handler(_: Any, context: Any) -> Any:
+            parts = limits.Parts(context)
+            try:
+                with self._admit(context):
+                    return await call(await limits.request_of(parts) if whole else parts, context)
+            except FederationError as error:
+                await self._refuse(context, error)
+
+        return handler
+
+    def stream(self, call: Callable[[Any, Any], AsyncIterator[Any]]) -> Handler:
+        """A handler that gives a stream to one message."""
+
+        async def handler(_: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                with self._admit(context):
+                    async for part in call(await limits.request_of(limits.Parts(context)), context):
+                        yield part
+            except FederationError as error:
+                await self._refuse(context, error)
+
+        return handler
+
+    def _admit(self, context: Any) -> AbstractContextManager[None]:
+        """Checked for every call: a connection may be older than a revocation or a roster."""
+        certificate = certificate_of(context)
+        self.keys.admit(certificate)
+        return self.callers.admit(certificate)
+
+    async def _refuse(self, context: Any, error: FederationError) -> None:
+        # The frames of a refused call hold its messages, and gRPC keeps the error that it raises here with the call:
+        # free them now, not when the garbage collector runs.
+        error.__traceback__ = error.__context__ = None
+        code = error.code if isinstance(error, ProtocolError) else "INTERNAL"
+        if isinstance(error, ProtocolError) and self.refused is not None:
+            self.refused(error)
+        try:
+            await context.abort(getattr(grpc.StatusCode, code), str(error))
+        except grpc.aio.AbortError as aborted:
+            aborted.__traceback__ = aborted.__context__ = None
+
+
+def handlers(name: str, servicer: Any, door: Door) -> grpc.GenericRpcHandler:
+    """The gRPC handlers of a service, from a servicer's methods of the same names in lower case."""
     made = {}
     for method, (streams, request, reply) in SERVICES[name].items():
-        wrap = _streaming if streams == "unary_stream" else _unary
-        wrapped = wrap(getattr(servicer, method.lower()), keys, refused)
-        made[method] = getattr(grpc, f"{streams}_rpc_method_handler")(wrapped, request[1], reply[0])
+        call, read = getattr(servicer, method.lower()), _received(request[1])
+        if streams == "unary_stream":
+            made[method] = grpc.stream_stream_rpc_method_handler(door.stream(call), read, reply[0])
+        else:
+            answer = door.answer(call, whole=streams == "unary_unary")
+            made[method] = grpc.stream_unary_rpc_method_handler(answer, read, reply[0])
     return grpc.method_handlers_generic_handler(name, made)
+
+
+class Health:
+    """gRPC's own health service: a process that answers serves."""
+
+    def __init__(self, service: str) -> None:
+        self._services = ("", service)
+
+    async def check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        require(request.service in self._services, "service: unknown here", "NOT_FOUND")
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
 
 class Stub:
@@ -130,9 +178,9 @@ def evaluator(channel: Channel) -> Stub:
     return Stub(channel, "fl_privacy.wire.Evaluator")
 
 
-def channel(address: str, keys: Keyring) -> Channel:
-    """A mutual-TLS channel to `host:port`, with whatever certificate is in `keys` at the time of a call."""
-    return Channel(address, keys, CHANNEL_OPTIONS)
+def channel(address: str, keys: Keyring, whom: Identity) -> Channel:
+    """A mutual-TLS channel to a party at `host:port`, with whatever certificate is in `keys` at the time of a call."""
+    return Channel(address, keys, whom, CHANNEL_OPTIONS)
 
 
 def server_credentials(keys: Keyring) -> grpc.ServerCredentials:
@@ -154,15 +202,12 @@ def server_credentials(keys: Keyring) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(configuration(), renewed, require_client_authentication=True)
 
 
-async def serve(name: str, servicer: Any, address: str, keys: Keyring, refused: Raiser | None = None) -> Any:
-    """Start a mutual-TLS server of one service with gRPC health; returns (server, port)."""
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((handlers(name, servicer, keys, refused),))
-    checks = health.aio.HealthServicer()
-    checks.Check, checks.Watch = (_unary(call, keys, refused) for call in (checks.Check, checks.Watch))
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    for service in ("", name):
-        await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+async def serve(
+    name: str, servicer: Any, address: str, keys: Keyring, refused: Raiser | None = None, sites: int = 0
+) -> Any:
+    """Start a mutual-TLS server of one service, for so many sites, with gRPC health; returns (server, port)."""
+    server, door = grpc.aio.server(options=[*SERVER_OPTIONS, limits.connections(sites)]), Door(keys, refused)
+    server.add_generic_rpc_handlers((handlers(name, servicer, door), handlers(HEALTH, Health(name), door)))
     try:
         port = server.add_secure_port(address, server_credentials(keys))
     except RuntimeError:

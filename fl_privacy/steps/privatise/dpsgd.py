@@ -32,8 +32,8 @@ class Dpsgd(Privatise):
 
     def problems(self, federation: Federation) -> Iterator[str]:
         yield from super().problems(federation)
-        if not federation.task.is_own and federation.task.data_set.preprocessing != "public":
-            yield f"task.dataset: {federation.task.dataset} {FITTED}; use options: {{scaling: public}}, or ldp"
+        if not federation.task.is_own and (data := federation.task.data_set).preprocessing != "public":
+            yield f"task.dataset: {federation.task.dataset} {FITTED}; use options: {data.public_with}, or ldp"
 
     def plan(self, federation: Federation, records: int, budget: float) -> sampled.Plan:
         """That of a site with so many records."""

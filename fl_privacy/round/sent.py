@@ -1,0 +1,74 @@
+"""What a site has sent, on its own disk: the same model must not serve to compare two cohorts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.errors import FederationError, require
+from fl_privacy.files import append, locked
+from fl_privacy.round.terms import Terms
+
+FOLDER = "rounds"
+DENIED = "PERMISSION_DENIED"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Sent:
+    """One line per attempt and run, in a site's folder; in memory only for a site without one."""
+
+    def __init__(self, state: Path | None) -> None:
+        self._folder = state / FOLDER if state else None
+        self._seen: dict[str, list[dict[str, Any]]] = {}
+        self._sizes: dict[str, int] = {}
+
+    def check(self, terms: Terms, void: Set[str]) -> None:
+        """Refuse a second cohort for a model, unless the first one's attempts are void: nothing of them left."""
+        for line in self._lines(terms.run):
+            same = line["nonce"] == terms.nonce.hex()
+            require(same, "nonce: this site took part in another run of this name", DENIED)
+            other = (line["model"], line["farewell"]) == (terms.model.hex(), False) and not terms.farewell
+            free = not other or line["root"] == terms.root.hex() or line["attempt"] in void
+            require(free, "cohort: this site sent its update for this model to another one, which is not void", DENIED)
+
+    def keep(self, terms: Terms) -> None:
+        """On the disk when this returns, before anything is sent."""
+        line: dict[str, Any] = {"nonce": terms.nonce.hex(), "model": terms.model.hex(), "root": terms.root.hex()}
+        line |= {"attempt": terms.name, "farewell": terms.farewell > 0}
+        known = self._lines(terms.run)
+        if line in known:
+            return
+        if self._folder is None:
+            known.append(line)
+            return
+        path = self._path(terms.run)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with locked(path.with_suffix(".lock")):
+                end = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+                append(path, end, json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            raise FederationError(f"state {path}: {error.strerror}; free some disk space, nothing was sent") from None
+
+    def _lines(self, run: str) -> list[dict[str, Any]]:
+        """Read again only if another process of the site wrote to it."""
+        if self._folder is None:
+            return self._seen.setdefault(run, [])
+        path = self._path(run)
+        size = path.stat().st_size if path.exists() else 0
+        if self._sizes.get(run) != size:
+            data = path.read_bytes() if size else b""
+            try:
+                self._seen[run] = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+            except ValueError:
+                raise FederationError(f"state {path}: damaged; restore it from a backup, nothing was sent") from None
+            self._sizes[run] = size
+        return self._seen.setdefault(run, [])
+
+    def _path(self, run: str) -> Path:
+        assert self._folder is not None
+        require(_NAME.fullmatch(run) is not None, "run: letters, digits, dots and dashes only")
+        return self._folder / f"{run}.jsonl"
