@@ -58,6 +58,12 @@ def test_a_bad_config_is_one_line_with_field_and_value(text: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("opening", ["[", "- ", "{a: "])
+def test_a_config_of_too_many_levels_is_refused(opening: str) -> None:
+    with pytest.raises(ConfigError, match="more than 50 levels"):
+        Federation.parse(opening * 100_000)
+
+
 @pytest.mark.parametrize(("written", "shown"), [("0", "0"), ("100001", "100001"), ("often", "'often'"), ("1.5", "1.5")])
 def test_rounds_per_message_is_refused_in_plain_words(written: str, shown: str) -> None:
     with pytest.raises(ConfigError) as error:
@@ -78,6 +84,12 @@ WORDS = {
     "sites: 5\ntask: {partition: {kind: idd}}": "use iid, dirichlet, by-site or auto; did you mean iid?",
     "sites: 5\nround: 3": "round: unknown key; did you mean rounds?",
     "sites: 5\ntask: {modle: mlp}": "task.modle: unknown key; did you mean model?",
+    "sites: 5\ntask: {dataset: csv, options: {features: age, label: {name: y, levels: [0, 1]}}}": (
+        "config: task.options: features: 'age' was given: use a list"
+    ),
+    "sites: 5\ntask: {dataset: csv, options: {features: [age], label: y}}": (
+        "config: task.options: label: 'y' was given: use keys and values, such as {name: ...}"
+    ),
 }
 
 
@@ -105,6 +117,9 @@ def test_all_problems_are_named_at_once() -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
         Federation.load(tmp_path / "nowhere.yaml")
+    (tmp_path / "clinics.yaml").touch()
+    with pytest.raises(ConfigError, match=r"clincs\.yaml: cannot be read .*; did you mean clinics\.yaml\?"):
+        Federation.load(tmp_path / "clincs.yaml")
 
 
 def test_defaults_are_all_sites_and_the_shuffler() -> None:

@@ -26,7 +26,10 @@ def _guarded(command: Callable[[], Any]) -> int:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print("error: " + " ".join(text.split()), file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, click.Abort):
+    except click.Abort:  # a question that was not answered
+        print("interrupted; nothing was changed", file=sys.stderr)
+        return INTERRUPTED
+    except KeyboardInterrupt:
         code = INTERRUPTED
     except OSError as error:
         print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)

@@ -17,6 +17,7 @@ INTERRUPTED = 130
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click suggests them already
     pretty_exceptions_enable=False,
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from fl_privacy.errors import FederationError
 
@@ -105,7 +106,7 @@ def preflight(
     for check in () if as_json else found:
         mark = "[red]FAIL[/]" if not check.ok else "[yellow]WARN[/]" if check.fix else "[green]ok  [/]"
         fix = "" if not check.fix else f"; {check.fix}" if check.ok else f"\n     fix: {check.fix}"
-        out.print(f"{mark} {check.name:<12} {check.detail}{fix}", highlight=False, soft_wrap=True)
+        out.print(f"{mark} {check.name:<12} {escape(check.detail + fix)}", highlight=False, soft_wrap=True)
     if not all(check.ok for check in found):
         raise typer.Exit(2)
 

@@ -50,6 +50,8 @@ def up(
     from fl_privacy.config import Federation
     from fl_privacy.deploy.running import run
 
+    if init is not None and config is None:
+        raise FederationError("init: a resumed run has its own initial model; leave --init out")
     federation = Federation.load(config).starting_from(init) if config else None
     signal.signal(signal.SIGTERM, interrupt)
     with resumable():
@@ -65,14 +67,14 @@ def up(
 @contextmanager
 def resumable() -> Iterator[None]:
     """After Ctrl-C, print the command that resumes the run, or that there is nothing to resume."""
-    from fl_privacy.ops.status import NEVER, read, resume_words
+    from fl_privacy.ops.status import resume_words
 
     try:
         yield
     except Interrupted as error:
         words = resume_words(Path(os.path.relpath(error.run_dir)))
-        begun = "the run never started" if read(error.run_dir).state == NEVER else "no round was completed"
-        left = f"resume the run with: {_program()} {words}" if words else f"{begun}, so there is nothing to resume"
+        nothing = "the run never started, so there is nothing to resume"
+        left = f"resume the run with: {_program()} {words}" if words else nothing
         print(left, file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
 
@@ -87,7 +89,8 @@ def print_result(result: Any) -> None:
     if result.reason:
         say(f"stopped early: {result.reason}")
     say(f"\nfinal {score(vars(result))} after {result.rounds} rounds in {result.seconds:.1f} s")
-    say(f"the run is in  {path}\ntry next       {_program()} transcript verify {path}")
+    say(f"the run is in  {path}\nits head is    {result.head}")
+    say(f"try next       {_program()} transcript verify {path}")
 
 
 def _program() -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fl_privacy.errors import FederationError
 
 from .common import Json, app, say, show
+
+if TYPE_CHECKING:
+    from fl_privacy.deploy.kits.kit import Folder
 
 commands = typer.Typer(help="Run a site in the background on this machine.", no_args_is_help=True)
 app.add_typer(commands, name="site")
@@ -49,6 +52,42 @@ def status(kit: KitPath, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+@commands.command()
+def policy(kit: KitPath) -> None:
+    """Print a policy that allows just this federation; read it, restrict it and save it as policy.yaml in the kit."""
+    from fl_privacy.config.policy import template
+    from fl_privacy.deploy.kits.kit import Folder
+
+    folder = _of_site(Folder.open(kit))
+    say(template(folder.federation, folder.kit.name).rstrip())
+
+
+@commands.command()
+def approve(
+    kit: KitPath,
+    run: Annotated[str, typer.Argument(help="The run's name.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: you know what the run does.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Let this site take part in a run (with `approve_runs: true` in its policy), after showing what it would do."""
+    from fl_privacy.config import approvals
+    from fl_privacy.deploy import ledgers
+    from fl_privacy.deploy.kits.kit import Folder
+
+    folder = _of_site(Folder.open(kit))
+    federation, name = folder.own_federation, folder.kit.name
+    budget = ledgers.projected(federation, name, folder.state)
+    if not as_json:
+        say(approvals.changes(folder.federation, folder.state) or folder.federation.to_yaml())
+        say(f"run {run}: config {federation.digest}")
+        for line in budget:
+            say(line)
+    if not yes and (as_json or not typer.confirm("Let this site take part in the run?")):
+        raise FederationError("run: not approved; nothing was changed (use --yes once you know what it does)")
+    approvals.approve(run, folder.federation, folder.state)
+    show({"run": run, "digest": federation.digest, "approved": True, "budget": list(budget)}, as_json, ["approved"])
+
+
 @commands.command("accept-task")
 def accept_task(
     kit: KitPath,
@@ -64,12 +103,44 @@ def accept_task(
     if not task.is_own or not folder.role.has_node:
         raise FederationError(f"kit {kit}: has no task code to accept; nothing to do")
     if not as_json:
-        say(accepted.changes(folder.federation, folder.state) or accepted.text_of(folder.federation))
-        say(f"{task.label}: sha256 {task.sha256}")
+        say(accepted.offered(folder.federation, folder.state))
+        say(f"{accepted.visible(task.label)}: sha256 {task.sha256}")
     if not yes and (as_json or not typer.confirm("Run this code at this site, with access to its data?")):
         raise FederationError("task: not accepted; nothing was changed (use --yes once you have read the code)")
     accepted.accept(folder.federation, folder.state)
     show({"task": task.label, "sha256": task.sha256, "accepted": True}, as_json, ["accepted"])
+
+
+@commands.command()
+def accept(
+    kit: KitPath,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: you know who takes part.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show who is in the federation's roster and what changed since the last accepted one, and accept it here."""
+    from fl_privacy.deploy.kits.kit import Folder
+    from fl_privacy.identity import accepted
+    from fl_privacy.identity.keyring import Keyring
+
+    folder = Folder.open(kit)
+    if not folder.role.has_node:
+        raise FederationError(f"kit {kit}: only a site accepts rosters; nothing to do")
+    roster, old = Keyring(folder.keys.folder).roster(), accepted.last(folder.state)
+    differs = list(accepted.changes(old, roster))
+    for line in () if as_json else accepted.summary(roster, old, differs):
+        say(line)
+    done = accepted.is_accepted(roster, folder.state)
+    if not done and not yes and (as_json or not typer.confirm("Take part with these parties?")):
+        raise FederationError("roster: not accepted; nothing was changed (use --yes once you have read it)")
+    accepted.accept(roster, folder.state)
+    facts = {"serial": roster.serial, "digest": roster.digest, "changes": differs, "accepted": True}
+    show(facts, as_json, ["accepted before" if done else "accepted"])
+
+
+def _of_site(folder: Folder) -> Folder:
+    if not folder.role.has_node:
+        raise FederationError(f"kit {folder.path}: is of role {folder.kit.role}; use a site's kit")
+    return folder
 
 
 def _tell(found: dict[str, Any], as_json: bool) -> None:

@@ -56,8 +56,8 @@ def check(
         federation = Federation.load(file)
     else:
         name = site or "site-0"
-        text = f"sites: [{{name: {name}}}, {{name: other-1}}, {{name: other-2}}]\ntask: {{code: {file.name}}}"
-        federation = Federation.parse(text, str(file), file.parent)
+        sites = [{"name": one} for one in (name, "other-1", "other-2")]
+        federation = Federation.of({"sites": sites, "task": {"code": file.name}}, str(file), file.parent)
     found = run(federation, site or federation.site_names[0], data_dir)
     show(asdict(found), as_json, _lines(found))
 

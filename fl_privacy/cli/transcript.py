@@ -23,23 +23,52 @@ def verify(
         Path | None,
         typer.Option(help="The authority's certificate; default: .RUN.ca.pem or pki/ca.pem beside the run."),
     ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="The head that `up` or `train` printed at the run's end.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check every digest, chain and signature of a run."""
     from fl_privacy.ops.runs import find
     from fl_privacy.transcript import verify as check
-    from fl_privacy.transcript.run import anchor
 
     path = find(run, runs_dir).resolve()
-    own = anchor(path)  # for a run across machines or containers; runs of the local engine share one authority
-    authority = ca or (own if own.exists() else path.parent / "pki" / "ca.pem")
-    if not authority.exists():
-        raise FederationError(f"ca: {authority} not found; give the authority's certificate with --ca")
-    report = check(path, authority.read_bytes())
+    report = check(path, _authority(path, ca), head and head.strip().lower())
     found = {"ok": report.ok, "findings": [vars(finding) for finding in report.findings]}
     tell(found, as_json, map(str, report.findings))
     if not report.ok:
         raise typer.Exit(1)
+
+
+@commands.command()
+def pin(
+    run: RunName,
+    keys: Annotated[Path, typer.Option(help="The server's folder of key.pem, cert.pem and ca.pem.")],
+    runs_dir: RunsDir = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Sign the heads of views that were copied into a run after it ended."""
+    from fl_privacy.identity.keyring import Keyring
+    from fl_privacy.identity.pki import load_key
+    from fl_privacy.ops.runs import find
+    from fl_privacy.transcript.pin import pin as sign
+
+    own = Keyring(keys)
+    _, certificate, authority = own.read()
+    done = sign(find(run, runs_dir).resolve(), load_key(own.key_file), certificate, authority)
+    lines = [*(f"pinned {where}" for where in done.places), f"head   {done.head}"]
+    tell({"pinned": done.places, "head": done.head}, as_json, lines)
+
+
+def _authority(path: Path, given: Path | None) -> bytes:
+    """The certificate to verify a run with; runs of the local engine share one, others have theirs beside them."""
+    from fl_privacy.transcript.run import anchor
+
+    own = anchor(path)
+    found = given or (own if own.exists() else path.parent / "pki" / "ca.pem")
+    if not found.exists():
+        raise FederationError(f"ca: {found} not found; give the authority's certificate with --ca")
+    return found.read_bytes()
 
 
 @commands.command()

@@ -9,8 +9,9 @@ from pydantic import Field
 
 from fl_privacy.choices import Model
 from fl_privacy.dp import gaussian
-from fl_privacy.dp.counts import BOUNDS, Noise
+from fl_privacy.dp.counts import Noise, bounded
 from fl_privacy.dp.ledger import Charge
+from fl_privacy.errors import FederationError
 from fl_privacy.scores.form import Form
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 NOT_COVERED = "counts of held-out records have no noise: no guarantee covers them"
+TELLING = "sums of counts over different cohorts tell how many held-out records of each class a site has"
 
 
 class Evaluate(Model):
@@ -30,7 +32,7 @@ class Evaluate(Model):
     epsilon: float | None = Field(
         None, gt=0, description="privacy budget of one evaluation, with `privatise`; default: counts have no noise"
     )
-    clip: float = Field(8.0, gt=0, description="largest loss or error that counts, with `epsilon`")
+    clip: float = Field(8.0, gt=0, le=1e6, description="largest loss or error that counts, with `epsilon`")
     alone: bool = Field(True, description="each site compares the final model with one trained on its own data alone")
 
 
@@ -46,10 +48,15 @@ def problems(federation: Federation) -> Iterator[str]:
         yield f"evaluate.by: route.kind {route.kind!r} carries no counts of sites; use server"
     if asked.epsilon is not None and not federation.sites_evaluate:
         yield "evaluate.epsilon: only sites have a budget, and the server evaluates; remove it or use by: sites"
-    elif asked.epsilon is not None and guard.unit not in BOUNDS:
+    elif asked.epsilon is not None and not bounded(guard.unit, guard.adjacency):
         yield f"evaluate.epsilon: privatise.kind is {guard.kind!r}; use ldp or dpsgd, or remove the budget"
     elif asked.epsilon is not None and federation.budget_rounds > 1:
         yield "evaluate.epsilon: sites.epsilon_total plans the whole budget for updates; use sites.epsilon per round"
+    elif federation.sites_evaluate and not federation.task.is_own:
+        try:
+            form_of(federation)
+        except FederationError as error:
+            yield f"evaluate.by: {error}"
 
 
 def exact_form(federation: Federation) -> Form:

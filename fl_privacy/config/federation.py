@@ -50,6 +50,7 @@ class Site(Model):
     epsilon_total: float | None = Field(
         None, gt=0, lt=LARGEST_EPSILON, description="or the budget of all `rounds` together; all sites in the same form"
     )
+    organisation: str | None = Field(None, pattern=NAME, description="who runs the site; default: its name")
     device: str = Field("cpu", pattern=DEVICE, description="cpu, cuda or cuda:N")
     data: Path | None = Field(None, description="the site's data folder; default: the run's --data-dir")
     policy: Path | None = Field(None, description="the site's policy file, which binds its worker")
@@ -61,6 +62,11 @@ class Site(Model):
     def budget(self) -> float | None:
         """Epsilon as the config gives it, for the federation's `budget_rounds`."""
         return self.epsilon if self.epsilon_total is None else self.epsilon_total
+
+    @property
+    def run_by_others(self) -> dict[str, str]:
+        """The organisation, if it is another than the site itself."""
+        return {} if self.organisation in (None, self.name) else {"organisation": str(self.organisation)}
 
     @property
     def tier(self) -> str:
@@ -192,7 +198,7 @@ class Federation(Model):
         values = self.model_dump(mode="json", exclude={"hosts": True, "task": {"code", "source"}})
         values["init"] = self.init and self.init.sha256
         agreed = {"name", "epsilon", "epsilon_total"}
-        values["sites"] = [site.model_dump(include=agreed) for site in self.sites]
+        values["sites"] = [site.model_dump(include=agreed) | site.run_by_others for site in self.sites]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def site(self, name: str) -> Site:
@@ -244,20 +250,23 @@ class Federation(Model):
         )
 
     @property
+    def plain_counts(self) -> bool:
+        """Whether counts of held-out records leave the sites without noise."""
+        return self.sites_evaluate and self.evaluate.epsilon is None
+
+    @property
     def rounds_per_ticket(self) -> int:
         """Rounds started by one Flower message."""
         auto = self.rounds if self.route.long_tickets else 1
         return auto if self.rounds_per_message == "auto" else self.rounds_per_message
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines, such as a task's code, so that people can read them."""
-
-
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Texts of several lines, such as a task's code, are written so that people can read them."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
+_Dumper: Any = type("_Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),), {})  # libyaml is ten times as fast
 _Dumper.add_representer(str, _text)
 
 

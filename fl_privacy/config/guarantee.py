@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from fl_privacy.choices import Model
-from fl_privacy.config.evaluate import NOT_COVERED, charge_of
+from fl_privacy.config.evaluate import NOT_COVERED, TELLING, charge_of
 from fl_privacy.dp.ledger import compose
 from fl_privacy.reading import validated
 from fl_privacy.routes.base import Trust
@@ -105,5 +105,7 @@ def _uncovered(federation: Federation) -> Iterator[str]:
         yield SEEDED
     if federation.audit:
         yield AUDITED
-    if federation.unit is not None and federation.sites_evaluate and federation.evaluate.epsilon is None:
+    if federation.unit is not None and federation.plain_counts:
         yield NOT_COVERED
+    if federation.plain_counts and federation.floor < len(federation.sites):
+        yield TELLING

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fl_privacy.config.federation import Federation, Site
 from fl_privacy.dp import gaussian
 from fl_privacy.dp.ledger import Charge, Ledger, Limit, compose
 from fl_privacy.errors import ConfigError, FederationError
-from fl_privacy.reading import problems
+from fl_privacy.files import write_public
+from fl_privacy.journal import beside
+from fl_privacy.reading import NAME, PATTERNS, problems
+
+LEDGER = "ledger.jsonl"
+SHARED = "shared.head"  # in the folder of a site: how far the shared ledger had come when the site last used it
+LOST = '"A lost ledger" in docs/privacy.md'
 
 
 class PolicyError(FederationError):
@@ -30,9 +39,25 @@ class Policy(BaseModel):
     routes: tuple[str, ...] = ("shuffler", "shards")
     tasks: tuple[str, ...] = Field(description="data sets and tasks that may be trained on, by name")
     code: tuple[str, ...] = Field((), description="SHA-256 of task code that may run here without being accepted")
-    noise: bool = Field(True, description="whether updates must be privatised")
+    allow_plain: bool = Field(False, description="whether updates and counts may leave without noise")
+    allow_plain_counts: bool = Field(False, description="whether counts of held-out records may leave without noise")
+    min_cohort: int = Field(3, ge=1, description="fewest organisations that an update may be released with")
+    approve_runs: bool = Field(False, description="whether each run needs `fl-privacy site approve`")
     audit: bool = Field(False, description="whether clean updates may be recorded, to score attacks")
     units: tuple[str, ...] = Field(("site",), description="allowed units: the whole site, or single records")
+    confinement: Literal["required", "preferred"] = Field(
+        "preferred", description="whether the site refuses to start where code of a run cannot be confined in full"
+    )
+    ledger: Path | None = Field(None, description="folder of a ledger that several kits share, named after their data")
+
+    @field_validator("ledger")
+    @classmethod
+    def _named(cls, ledger: Path | None) -> Path | None:
+        if ledger is not None and not ledger.is_absolute():
+            raise ValueError("use an absolute path, which is the same for all kits")
+        if ledger is not None and not re.fullmatch(NAME, ledger.name):
+            raise ValueError(f"the last part of the path is the name of the data; {PATTERNS[NAME]}")
+        return ledger
 
     @classmethod
     def load(cls, path: Path) -> Policy:
@@ -61,14 +86,16 @@ class Policy(BaseModel):
             yield f"route {route!r} is not allowed here; allowed: {', '.join(self.routes)}"
         if task not in self.tasks:
             yield f"task {task!r} is not allowed here; allowed: {', '.join(self.tasks)}"
-        if federation.reproducible and self.noise:
-            yield "a reproducible run is not private, and this site requires noise"
+        if federation.reproducible and not self.allow_plain:
+            yield "a reproducible run is not private, and this site requires noise (allow_plain is false)"
         if federation.audit and not self.audit:
             yield "audit is not allowed here, because it records updates without noise; use false"
-        if unit is None and self.noise:
-            yield "updates must be privatised here, but privatise.kind is none"
-        if federation.sites_evaluate and federation.evaluate.epsilon is None and self.noise:
-            yield "counts of held-out records must have noise here; set evaluate.epsilon or evaluate: server"
+        if unit is None and not self.allow_plain:
+            yield "updates must be privatised here, but privatise.kind is none (allow_plain is false)"
+        if len({one.organisation or one.name for one in federation.sites}) < self.min_cohort:
+            yield f"this federation has fewer than the {self.min_cohort} organisations that min_cohort demands"
+        if federation.plain_counts and not (self.allow_plain or self.allow_plain_counts):
+            yield "counts of held-out records must have noise here (allow_plain_counts is false); set evaluate.epsilon"
         if unit is not None and unit not in self.units:
             yield f"{federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
         if unit is not None and site.epsilon is not None and site.epsilon > self.epsilon_per_round:
@@ -77,16 +104,85 @@ class Policy(BaseModel):
             yield f"epsilon_total {site.epsilon_total:g} is more than the {self.epsilon:g} allowed here over all runs"
 
 
-def open_ledger(federation: Federation, site: str, state: Path) -> Ledger:
-    """The ledger in a site's own folder: it keeps to the site's policy and to its `epsilon_total`, where there is one.
+USED = "policy.used"  # in a site's state folder: a site that once had a policy never starts without one
 
-    Without either it only records.
+
+def policy_file(federation: Federation, site: str, state: Path | None, trial: bool) -> Path | None:
+    """The site's policy file. Only a trial, in which one person runs all sites, needs none."""
+    path = federation.site(site).policy
+    marker = state / USED if state else None
+    if path is None and (not trial or (marker is not None and marker.exists())):
+        fix = "write policy.yaml in the kit; `fl-privacy site policy KIT` prints one to start from"
+        raise ConfigError(f"policy: site {site} has none, and nothing leaves a site without it; {fix}")
+    if path is not None and marker is not None and not marker.exists():
+        Policy.load(path)
+        write_public(marker, b"")
+    return path
+
+
+def template(federation: Federation, site: str) -> str:
+    """A policy that allows just this federation, for the site's operator to read, restrict and save."""
+    unit, delta = federation.unit, federation.privatise.at_delta
+    own, counts = federation.site(site), federation.evaluate.epsilon or 0
+    each = (own.epsilon or own.epsilon_total or 1) + counts
+    total = own.epsilon_total or each * federation.rounds
+    values = {
+        "epsilon_per_round": (f"{each:g}", "largest budget for one round"),
+        "epsilon": (f"{total:g}", "largest budget over all rounds of all runs"),
+        "delta": (f"{delta or 1e-5:g}", "at which both hold, whatever the federation uses"),
+        "tasks": (f"[{federation.task.label}]", "data sets and tasks that may be trained on"),
+        "routes": (f"[{federation.route.kind}]", "how updates may travel"),
+        "units": (f"[{unit or 'site'}]", "what the noise must protect: site, or record (weaker)"),
+        "allow_plain": (str(unit is None).lower(), "whether updates and counts may leave without noise"),
+        "allow_plain_counts": (str(federation.plain_counts).lower(), "whether counts of held-out records may do so"),
+        "min_cohort": ("3", "fewest organisations that an update may be released with"),
+        "audit": (str(federation.audit).lower(), "whether updates without noise may be recorded, to score attacks"),
+        "approve_runs": ("false", "whether each run needs `fl-privacy site approve`"),
+        "confinement": ("preferred", "or required: refuse to start where code of a run cannot be confined in full"),
+    }
+    return "".join(f"{key}: {value}  # {text}\n" for key, (value, text) in values.items())
+
+
+def requires_confinement(federation: Federation, site: str) -> bool:
+    """Whether a site's policy requires that code which comes with a run is confined in full."""
+    path = federation.site(site).policy
+    return path is not None and Policy.load(path).confinement == "required"
+
+
+def open_ledger(federation: Federation, site: str, state: Path) -> Ledger:
+    """The ledger that a site spends from: it keeps to the site's policy and to its `epsilon_total`, if there are any.
+
+    It is in the site's own folder, or where the policy says. Without policy and total it only records.
     """
     config, usual = federation.site(site), federation.privatise.at_delta
     assert usual is not None  # a federation without budgets has no ledgers
-    limits = [] if config.epsilon_total is None else [Limit(config.epsilon_total, usual)]
-    if config.policy:
-        policy = Policy.load(config.policy)
-        limits.append(Limit(policy.epsilon, policy.delta))
-    first, *further = sorted(limits) or [Limit(gaussian.LARGEST_EPSILON, usual)]
-    return Ledger(state / "ledger.jsonl", *first, site, further)
+    policy = Policy.load(config.policy) if config.policy else None
+    shared = policy.ledger if policy else None
+    spender = f"{federation.name}/{site}" if shared else ""
+    limits = [Limit(policy.epsilon, policy.delta)] if policy else []
+    if config.epsilon_total is not None:
+        limits.append(Limit(config.epsilon_total, usual, spender))
+    limits.sort(key=lambda limit: (limit.spender, limit))
+    (epsilon, delta, _), *further = limits or [Limit(gaussian.LARGEST_EPSILON, usual)]
+    own, note = state / LEDGER, state / SHARED
+    if shared is None:
+        if note.exists():
+            raise PolicyError(f"policy: names no ledger, but {note} says that one was used; name it, or see {LOST}")
+        return Ledger(own, epsilon, delta, site, further)
+    ledger = Ledger(shared / LEDGER, epsilon, delta, shared.name, further, spender, [note])
+    if own.exists() or beside(own).exists():
+        ledger.take_over(Ledger(own, epsilon, delta, site))
+    return ledger
+
+
+def ledger_files(federation: Federation, site: str, state: Path) -> tuple[Path, ...]:
+    """The file that `open_ledger` opens, then those which show that it was there."""
+    file = (shared_ledger(federation.site(site).policy) or state) / LEDGER
+    return file, beside(file), state / SHARED
+
+
+def shared_ledger(policy: Path | None) -> Path | None:
+    """The folder of the ledger that a policy names; None also if the policy cannot be read: the site refuses that."""
+    with suppress(ConfigError):
+        return Policy.load(policy).ledger if policy else None
+    return None

@@ -83,6 +83,8 @@ class Task(Model):
     def _one_way(self) -> Task:
         if self.code is not None and self.name is not None:
             raise ValueError("task: has both code and name; remove one")
+        if self.code is None and self.source is not None:
+            raise ValueError("task.source: is the text of task.code, and there is none; remove it")
         if self.is_own:
             for field in OURS_ONLY:
                 if field in self.model_fields_set and getattr(self, field) != type(self).model_fields[field].default:

@@ -1,0 +1,205 @@
+"""A site's worker as a real process: nobody talks it out of its policy, and nobody sets its ledger back unnoticed."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_app import pipe
+from fl_privacy.config import Federation
+from fl_privacy.deploy.commands import Ports, processes
+from fl_privacy.deploy.kits.kit import Folder
+from fl_privacy.deploy.kits.provision import Choices, provision
+from fl_privacy.deploy.kits.serve import prepare
+from fl_privacy.deploy.processes import Fleet
+from fl_privacy.identity import accepted
+from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.pki import Authority
+from fl_privacy.ops.tail import Tail
+from fl_privacy.tasks.workload import layout_of
+from fl_privacy.wire import federation_pb2 as pb
+from helpers import CALL, START, Deployment, Keys, collect, deploy, open_round, round_header, submit
+from kits import change, federation, signed_site
+
+pytestmark = pytest.mark.e2e
+
+POLICY = "epsilon_per_round: 1\nepsilon: 2\ntasks: [digits]\nallow_plain: true\n"
+
+
+def events(fleet: Fleet, event: str) -> list[dict[str, Any]]:
+    return [found for found in Tail(fleet.children["worker"].log).poll() if found["event"] == event]
+
+
+# The policy (row e of what a hostile review found)
+
+
+@dataclass
+class Kit:
+    """A site's kit, whose worker starts as `fl-privacy serve` starts it."""
+
+    folder: Path
+    fleet: Fleet
+
+    def start(self) -> None:
+        kit = Folder.open(self.folder)
+        kit.run.mkdir(exist_ok=True, mode=0o700)
+        prepare(kit)
+        worker = next(one for one in processes(kit.place, Ports.free()) if one.name == "worker")
+        self.fleet.start("worker", worker.command)
+
+    def policy(self) -> dict[str, Any]:
+        """Start it; the policy that it goes by."""
+        self.start()
+        found = self.fleet.wait_for("worker", "policy", START)
+        self.fleet.stop("worker")
+        return found
+
+    def refusal(self) -> str:
+        """Start it; why it does not."""
+        self.start()
+        assert self.fleet.children["worker"].process.wait(START) == 2
+        reason = str(events(self.fleet, "error")[0]["reason"])
+        self.fleet.stop("worker")
+        return reason
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Iterator[Kit]:
+    """As on a real machine: no trial, in which one person runs all sites."""
+    folder = signed_site(tmp_path, Authority.open(tmp_path / "ca"))
+    change(folder, trial=False)
+    made = Kit(folder, Fleet(tmp_path / "logs", tmp_path / "pids"))
+    yield made
+    made.fleet.stop()
+
+
+def send_new_kit(kit: Kit, folder: Path, **changes: Any) -> None:
+    """What "use the new kit.yaml" does to a site: files of another provisioning take the place of its own."""
+    authority = Authority.open(folder / "ca")
+    provision(federation(**changes), folder / "again", authority, sign=True, choices=Choices(metrics=None))
+    for name in ("kit.yaml", "federation.yaml"):
+        shutil.copy(folder / "again" / "site-0" / name, kit.folder / name)
+
+
+def test_a_worker_without_a_policy_does_not_start(kit: Kit) -> None:
+    assert "site site-0 has none, and nothing leaves a site without it" in kit.refusal()
+
+
+def test_a_new_kit_file_neither_replaces_nor_drops_the_policy(kit: Kit, tmp_path: Path) -> None:
+    (kit.folder / "policy.yaml").write_text(POLICY)
+    before = kit.policy()
+    assert (before["epsilon"], before["file"]) == (2, str(kit.folder / "policy.yaml"))
+    send_new_kit(kit, tmp_path, rounds=50)
+    after = kit.policy()
+    assert {key: after[key] for key in ("sha256", "file", "epsilon")} == {
+        key: before[key] for key in ("sha256", "file", "epsilon")
+    }
+    (kit.folder / "policy.yaml").unlink()  # the new kit.yaml says that this is a trial, too
+    assert "nothing leaves a site without it" in kit.refusal()
+
+
+def test_a_task_that_the_policy_does_not_list_is_not_trained(kit: Kit, tmp_path: Path) -> None:
+    (kit.folder / "policy.yaml").write_text(POLICY)
+    send_new_kit(kit, tmp_path, task={"dataset": "mnist"})
+    assert "task 'mnist' is not allowed here; allowed: digits" in kit.refusal()
+
+
+# The ledger and its witness
+
+PRIVATE = Federation.parse(
+    "name: test\nsites: [{name: site-0, epsilon: 1}, {name: site-1, epsilon: 1}, {name: site-2, epsilon: 1}]\n"
+    "rounds: 9\nprivatise: {kind: ldp, clip: 1.0}\nroute: {kind: shuffler, n_min: 3}\n"
+)
+
+
+@dataclass
+class Member:
+    """A worker whose shuffler is real; the other two sites only send noise."""
+
+    folder: Path
+    fleet: Fleet
+    shuffler: Deployment
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    def start(self) -> None:
+        config, own = self.folder / "federation.yaml", self.shuffler.keys.of("site", "site-0")
+        config.write_text(PRIVATE.to_yaml())
+        command = ["--config", config, "--keys", own.folder, "--site", "site-0", "--state", self.state, "--trial"]
+        command += ["--middleware", self.shuffler.address, "--socket", self.folder / "socket"]
+        self.fleet.start("worker", [sys.executable, "-m", "client_app.worker", *map(str, command)])
+        self.fleet.wait_for("worker", "listening", START)
+
+    def stop(self) -> None:
+        self.fleet.stop("worker")
+
+    def play(self, round: int) -> str:
+        """A round of all three sites; how it ended."""
+        layout, server = layout_of(PRIVATE), self.shuffler.server
+        layers = [part.stop for part in layout.layers]
+        header = round_header("run", round, layout.size, layout=layout.digest, layers=layers, deadline=15.0)
+        model = np.full(layout.size, round / 100, np.float32)
+        header = open_round(server, header, model)
+        ticket = threading.Thread(target=self._take_part, args=(round,), daemon=True)
+        ticket.start()
+        for index in (1, 2):
+            submit(self.shuffler.site(index), header, model + index, tier=PRIVATE.sites[index].tier)
+        phase = collect(server, header).phase
+        ticket.join(CALL)
+        return phase
+
+    def _take_part(self, round: int) -> None:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(CALL)
+            line.connect(str(self.folder / "socket"))
+            pipe.send(line, {"run": "run", "federation": PRIVATE.digest, "first": round, "last": round}, b"")
+            pipe.receive(line)
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Member]:
+    keys = Keys(tmp_path / "pki")
+    for party in (*(("site", f"site-{i}") for i in range(3)), ("server", "server"), ("shuffler", "shuffler")):
+        keys.of(*party)
+    shuffler = deploy(tmp_path / "shuffler", keys, PRIVATE, "shuffler")
+    made = Member(tmp_path / "site", Fleet(tmp_path / "logs", tmp_path / "pids"), shuffler)
+    made.state.mkdir(parents=True)
+    accepted.accept(Keyring(keys.of("site", "site-0").folder).roster(), made.state)
+    try:
+        yield made
+    finally:
+        made.fleet.stop()
+        shuffler.stop()
+
+
+def test_a_site_whose_whole_folder_was_set_back_sends_nothing_and_says_what_to_do(
+    member: Member, tmp_path: Path
+) -> None:
+    """Its own disk shows nothing wrong; only the shuffler remembers how much was spent."""
+    member.start()
+    assert member.play(1) == "released"
+    shutil.copytree(member.state, tmp_path / "older")
+    assert member.play(2) == "released"
+    member.stop()
+    shutil.rmtree(member.state)
+    shutil.copytree(tmp_path / "older", member.state)
+    member.start()
+    assert member.play(3) == "failed"
+    (found,) = events(member.fleet, "not-sent")
+    assert "has 1 entries, and the middleware has seen 2; restore" in found["reason"]
+    assert "docs/privacy.md" in found["reason"]
+    assert not events(member.fleet, "uploaded")
+    assert not events(member.fleet, "charged")
+    request = pb.FinishRequest(run="run")
+    member.shuffler.server.finish(request, timeout=CALL)
