@@ -11,6 +11,7 @@ from typing import Any
 from fl_privacy import __version__
 from fl_privacy.config import guarantee
 from fl_privacy.config.guarantee import Guarantee
+from fl_privacy.config.task import OURS_ONLY
 from fl_privacy.deploy import ledgers
 from fl_privacy.errors import FederationError
 from fl_privacy.export.source import Found
@@ -23,13 +24,14 @@ FORMAT = 1
 NOTHING_HERE = "not known here"
 NO_NOISE = "No noise was added, so nothing was spent: there is no differential privacy."
 NO_LEDGER = "What each site has spent is in its own ledger, and no ledger is here."
-LEDGERS = "What each site has spent over all its runs, from its own ledger:"
+LEDGERS = "What each site has spent over all its runs, from its own ledger and rounded up:"
 
 
 def facts(found: Found) -> dict[str, Any]:
     """The card as JSON; it is also inside the model file. None stands for what is not known here."""
     federation, task = found.federation, found.federation.task
-    terms = task.model_dump(mode="json", exclude={"source", "code"})
+    ours_only = OURS_ONLY if task.is_own else ()
+    terms = task.model_dump(mode="json", exclude={"source", "code", *ours_only})
     return {
         "format": FORMAT,
         "made_with": f"fl-privacy {__version__}",
@@ -42,12 +44,12 @@ def facts(found: Found) -> dict[str, Any]:
         "parameters": found.layout.size,
         "layout_digest": found.layout.digest,
         "layout": found.layout.to_json(),
-        "task": terms,
+        "task": {"code": Path(task.code).name, **terms} if task.code else terms,
         "task_digest": task.sha256 or sha256(canonical(terms)),
         "init": federation.init and federation.init.sha256,
         "sites": len(federation.sites),
         "records": rounded(found.metrics.get("records")),
-        "metrics": measured(found.metrics),
+        "metrics": {name: float(f"{value:.3g}") for name, value in measured(found.metrics).items()},
         "privatise": federation.privatise.kind,
         "route": federation.route.kind,
         "guarantee": None if (stated := _stated(found)) is None else stated.model_dump(mode="json"),
@@ -57,10 +59,21 @@ def facts(found: Found) -> dict[str, Any]:
 
 
 def rounded(total: Any) -> int | None:
-    """A total to two significant digits: an exact one would tell how much a single record or site adds."""
+    """A total to two digits, and to tens: an exact one would tell how much a single record or site adds.
+
+    The card's other numbers are rounded too: an exact share has the total as its denominator.
+    """
     if not isinstance(total, int | float) or isinstance(total, bool) or not math.isfinite(total) or total < 1:
         return None
-    return int(round(total, 1 - math.floor(math.log10(total))))
+    return int(round(total, -max(1, math.floor(math.log10(total)) - 1))) or None
+
+
+def at_most(epsilon: float) -> float:
+    """Rounded up to two digits: the exact sum of DP-SGD's charges would tell how many records a site has."""
+    if not epsilon:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
+    return float(f"{math.ceil(epsilon / step - 1e-9) * step:.2g}")
 
 
 def _stated(found: Found) -> Guarantee | None:
@@ -77,7 +90,7 @@ def _spent(found: Found) -> list[dict[str, Any]] | None:
         reports = ledgers.reports(found.federation, found.states)
     except FederationError:
         return None
-    return [{key: row[key] for key in keys} for row in reports] or None
+    return [{**{key: row[key] for key in keys}, "spent": at_most(row["spent"])} for row in reports] or None
 
 
 def _attacks(run: Path) -> Iterator[dict[str, Any]]:
@@ -92,7 +105,7 @@ def _attacks(run: Path) -> Iterator[dict[str, Any]]:
 
 def _measure(value: dict[str, Any]) -> dict[str, float | None]:
     found = {key: value.get(key) for key in ("value", "half_interval", "chance")}
-    return {key: one if isinstance(one, int | float) else None for key, one in found.items()}
+    return {key: one if isinstance(one, int | float) and math.isfinite(one) else None for key, one in found.items()}
 
 
 def to_json(card: dict[str, Any]) -> str:
@@ -107,7 +120,7 @@ def to_markdown(card: dict[str, Any], title: str) -> str:
 
 
 def _summary(card: dict[str, Any]) -> str:
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in card["metrics"].items())
+    scores = ", ".join(f"{name} {value:g}" for name, value in card["metrics"].items())
     text = f"The model after round {card['round']} of {card['rounds']} of the run `{card['run']}`"
     return f"{text}{f': {scores} on held-out records' if scores else ''}. Made with {card['made_with']}."
 
@@ -115,7 +128,7 @@ def _summary(card: dict[str, Any]) -> str:
 def _trained(card: dict[str, Any]) -> str:
     about = f", with about {card['records']:,} held-out records together" if card["records"] else ""
     start = f"a model file with SHA-256 `{card['init']}`" if card["init"] else "a seed"
-    task = "\n".join(f"- {key}: `{json.dumps(value)}`" for key, value in card["task"].items())
+    task = "\n".join(f"- {key}: `{json.dumps(value)}`" for key, value in card["task"].items() if value is not None)
     return f"{card['sites']} sites{about}, starting from {start}. The task:\n\n{task}"
 
 

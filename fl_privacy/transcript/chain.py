@@ -9,14 +9,25 @@ from typing import Any, NamedTuple
 
 from fl_privacy.errors import TranscriptError
 from fl_privacy.files import PART
-from fl_privacy.transcript.files import LOG_LIMIT, canonical, parse_object, read_bounded, read_signed, sha256
+from fl_privacy.transcript.files import (
+    LOG_LIMIT,
+    canonical,
+    check_fields,
+    parse_object,
+    parse_signed,
+    read_bounded,
+    sha256,
+)
 
-FORMAT = 1
 HEAD = "head.json"
 CHAIN = "chain.jsonl"
 GENESIS_DOMAIN = b"fl-privacy/transcript/v1/view\0"
 MAX_ROUND = 10**9
+HEAD_LIMIT = 64 << 10  # bytes: a party sends its head to the server, which keeps it in the manifest
 DIGEST = re.compile(r"[0-9a-f]{64}")
+# A view of format 1 names its run by name alone; one of format 2 also by its nonce, which no other run has.
+_FIELDS: dict[str, type] = {"run": str, "observer": str, "seq": int, "head": str}
+FORMS: dict[int, dict[str, type]] = {1: _FIELDS, 2: {**_FIELDS, "nonce": str}}
 ATTEMPT = re.compile(r"[\x21-\x7e]{1,128}")
 RECORD = re.compile(r"round-[0-9]{5,}-([0-9]{6,})\.(?:safetensors|parquet)")
 
@@ -48,9 +59,15 @@ class Chain(NamedTuple):
     tail: bytes
 
 
-def genesis(run: str, observer: str) -> str:
+def named(run: str, observer: str, nonce: str = "") -> dict[str, Any]:
+    """Whose view it is and of which run: the fields that head and genesis share."""
+    fields: dict[str, Any] = {"format": 1, "run": run, "observer": observer}
+    return fields | ({"format": 2, "nonce": nonce} if nonce else {})
+
+
+def genesis(run: str, observer: str, nonce: str = "") -> str:
     """The head of a view in which nothing is recorded yet."""
-    return sha256(GENESIS_DOMAIN + canonical({"format": FORMAT, "run": run, "observer": observer}))
+    return sha256(GENESIS_DOMAIN + canonical(named(run, observer, nonce)))
 
 
 def file_names(round: int, seq: int) -> tuple[str, str]:
@@ -58,9 +75,21 @@ def file_names(round: int, seq: int) -> tuple[str, str]:
     return f"round-{round:05d}-{seq:06d}.safetensors", f"round-{round:05d}-{seq:06d}.parquet"
 
 
+def parse_head(data: bytes, where: str) -> dict[str, Any]:
+    """A head, well-formed; its signature is not checked here."""
+    if len(data) > HEAD_LIMIT:
+        raise TranscriptError(f"{where}: larger than the {HEAD_LIMIT >> 10} KiB this format allows")
+    return parse_signed(data, where, FORMS)
+
+
+def check_head(head: Any, where: str) -> None:
+    """A head that is part of another document."""
+    check_fields(head, where, FORMS)
+
+
 def read_head(folder: Path) -> dict[str, Any]:
-    """head.json, well-formed; its signature is not checked here."""
-    return read_signed(folder / HEAD, FORMAT, {"run": str, "observer": str, "seq": int, "head": str})
+    """head.json, as `parse_head` reads it."""
+    return parse_head(read_bounded(folder / HEAD, HEAD_LIMIT), str(folder / HEAD))
 
 
 def read_chain(folder: Path) -> Chain:
@@ -71,7 +100,7 @@ def read_chain(folder: Path) -> Chain:
     if not 0 <= signed < len(lines):
         raise TranscriptError(f"{path}: holds {len(lines) - 1} entries, but {HEAD} signs {signed}")
     entries: list[Entry] = []
-    prev = genesis(head["run"], head["observer"])
+    prev = genesis(head["run"], head["observer"], head.get("nonce", ""))
     for seq, line in enumerate(lines[:signed], start=1):
         entry = _parse_entry(line, seq, prev, f"{path}: line {seq}")
         entries.append(entry)

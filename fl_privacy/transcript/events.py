@@ -82,8 +82,8 @@ KINDS: dict[str, type[Event]] = {
 
 
 def filed(at: At) -> dict[str, Any]:
-    """The run, round and attempt under which a party records it. A farewell is marked: it has no updates."""
-    return at.where | ({"attempt": FAREWELL + at.attempt} if at.farewell else {})
+    """The run, round, attempt and nonce under which a party records it. A farewell is marked: it has no updates."""
+    return at.where | {"nonce": at.nonce.hex()} | ({"attempt": FAREWELL + at.attempt} if at.farewell else {})
 
 
 def rows_of(names: Sequence[str]) -> list[Event]:

@@ -80,7 +80,7 @@ def read_bounded(path: Path, limit: int = DOCUMENT_LIMIT) -> bytes:
     with open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise TranscriptError(f"{path}: larger than the {limit >> 20} MiB this format allows")
+        raise TranscriptError(f"{path}: larger than the {limit >> 10} KiB this format allows")
     return data
 
 
@@ -95,23 +95,29 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def read_signed(path: Path, format: int, fields: Mapping[str, type]) -> dict[str, Any]:
-    """A signed document with exactly these fields, in canonical bytes; its signature is not checked here."""
-    data = read_bounded(path)
-    document = parse_object(data, str(path))
-    check_format(document, path, format)
-    common = {"format": int, "signed_at": str, "certificate": str, "signature": str}
-    if {key: type(value) for key, value in document.items()} != {**common, **fields}:
-        raise TranscriptError(f"{path}: its fields are not those of format {format}")
+def parse_signed(data: bytes, where: str, forms: Mapping[int, Mapping[str, type]]) -> dict[str, Any]:
+    """A signed document in canonical bytes, with exactly the fields of its format; the signature is not checked."""
+    document = parse_object(data, where)
+    check_format(document, where, *forms)
+    check_fields(document, where, forms)
     if data != canonical(document) + b"\n":
-        raise TranscriptError(f"{path}: not in canonical form, so it was changed after it was signed")
+        raise TranscriptError(f"{where}: not in canonical form, so it was changed after it was signed")
     return document
 
 
-def check_format(document: Mapping[str, Any], path: Path, *formats: int) -> None:
+def check_fields(document: Any, where: str, forms: Mapping[int, Mapping[str, type]]) -> None:
+    """Exactly the fields of its format, and those of every signed document."""
+    format = document.get("format") if isinstance(document, dict) else None
+    form = forms.get(format) if type(format) is int else None
+    common = {"format": int, "signed_at": str, "certificate": str, "signature": str}
+    if form is None or {key: type(value) for key, value in document.items()} != {**common, **form}:
+        raise TranscriptError(f"{where}: its fields are not those of its format")
+
+
+def check_format(document: Mapping[str, Any], where: str | Path, *formats: int) -> None:
     if document.get("format") not in formats:
-        reads = " and ".join(map(str, formats))
-        raise TranscriptError(f"{path}: format {document.get('format')!r:.40} is unknown; this version reads {reads}")
+        reads = ", ".join(map(str, formats))
+        raise TranscriptError(f"{where}: format {document.get('format')!r:.40} is unknown; this version reads {reads}")
 
 
 def first_line(error: BaseException) -> str:

@@ -1,31 +1,61 @@
-"""The run folder around the views: manifest, its signature, and where everything lies."""
+"""The run folder around the views: the signed manifest, and where everything lies."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_privacy.errors import TranscriptError
 from fl_privacy.files import PART
-from fl_privacy.transcript.chain import FORMAT
-from fl_privacy.transcript.files import NAME, check_format, check_name, parse_object, read_bounded, read_signed, sha256
+from fl_privacy.transcript.chain import DIGEST, check_head
+from fl_privacy.transcript.files import (
+    NAME,
+    check_format,
+    check_name,
+    file_sha256,
+    parse_object,
+    parse_signed,
+    read_bounded,
+    sha256,
+)
+from fl_privacy.transcript.signing import DETACHED_DOMAIN, MANIFEST_DOMAIN, Signer, message_of
 
 MANIFEST = "manifest.json"
-SIGNATURE = "manifest.sig.json"
 METRICS = "metrics.jsonl"
 VIEWS = "views"
 TRUTH = "truth"
-# Format 2 states the guarantee, the rounds done and the changes of a resumed run, where format 1 said `private`.
-FORMATS = (1, 2)
 LOGS = "logs"  # still growing when the run is closed, and no part of the transcript
+# Format 2 states the guarantee, the rounds done and the changes of a resumed run, where format 1 said `private`.
+# Format 3 carries its own signature, a nonce, and the signed heads of all views.
+FORMATS = (1, 2, 3)
+CLOSED = ("completed", "failed")
+DETACHED = "manifest.sig.json"  # the signature, before format 3
+SIGNED_FIELDS = ("signed_at", "certificate", "signature")  # what signing adds
+_DETACHED_FORM: dict[int, dict[str, type]] = {1: {"run": str, "sha256": str, "previous": str}}
+_SIGNATURE = b',\n  "signature": "'
+_REST = re.compile(rb'[0-9a-f]+"\n\}\n')
 
 
-def pretty(manifest: dict[str, Any], path: Path) -> bytes:
-    """The manifest, checked, as people read it; its signature is over these very bytes."""
-    check_manifest(manifest, path)
-    return json.dumps(manifest, indent=2, allow_nan=False).encode("ascii") + b"\n"
+class Signed(NamedTuple):
+    """A manifest, and what vouches for it: `document` has the certificate, and a signature over `message`."""
+
+    manifest: dict[str, Any]
+    document: Mapping[str, Any]
+    message: bytes
+    head: str  # SHA-256 of manifest.json
+    stale: bool = False  # before format 3: not the manifest that was signed last, but the one before it
+
+
+def seal(manifest: Mapping[str, Any], signer: Signer, path: Path) -> bytes:
+    """The manifest, checked, as people read it; its signature is over all bytes before the signature itself."""
+    dated = signer.dated(manifest)
+    check_manifest(dated, path)
+    text = json.dumps(dated, indent=2, allow_nan=False).encode("ascii").removesuffix(b"\n}")
+    return text + _SIGNATURE + signer.signature(MANIFEST_DOMAIN + text).encode() + b'"\n}\n'
 
 
 def check_manifest(manifest: dict[str, Any], path: Path) -> None:
@@ -38,6 +68,27 @@ def check_manifest(manifest: dict[str, Any], path: Path) -> None:
     for name, where in manifest["observers"].items():
         if where != f"{VIEWS}/{check_name(f'{path}: observers', name)}":
             raise TranscriptError(f"{path}: observers.{name} is {where!r:.80}; its view lies in {VIEWS}/{name}")
+    if manifest["format"] < 3:
+        _check_old_heads(manifest, path)
+        return
+    for where, head in manifest["heads"].items():
+        check_head(head, f"{path}: heads.{where:.80}")
+    if not isinstance(manifest.get("nonce"), str) or not DIGEST.fullmatch(manifest["nonce"]):
+        raise TranscriptError(f"{path}: nonce is not 32 bytes in lower-case hexadecimal")
+    if type(manifest.get("serial")) is not int:
+        raise TranscriptError(f"{path}: serial is missing or not a whole number")
+    closed, late = manifest.get("closed"), manifest.get("late")
+    if not isinstance(closed, list) or not all(map(_is_close, closed)):
+        raise TranscriptError(f"{path}: closed is missing or malformed; it lists status and head")
+    if not isinstance(late, list):
+        raise TranscriptError(f"{path}: late is missing or not a list")
+
+
+def _is_close(one: Any) -> bool:
+    return isinstance(one, dict) and isinstance(one.get("status"), str) and isinstance(one.get("head"), str)
+
+
+def _check_old_heads(manifest: dict[str, Any], path: Path) -> None:
     for where, head in manifest["heads"].items():
         if not isinstance(head, dict) or type(head.get("seq")) is not int or not isinstance(head.get("head"), str):
             raise TranscriptError(f"{path}: heads.{where:.80} needs seq and head")
@@ -64,16 +115,32 @@ def load_manifest(root: Path) -> tuple[dict[str, Any], bytes]:
     return manifest, data
 
 
-def read_manifest(root: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """The manifest, the document that signs it, and its digest, which that document names."""
+def read_manifest(root: Path) -> Signed:
+    """The manifest with its signature, which is not checked here."""
     manifest, data = load_manifest(root)
-    path, digest = root / SIGNATURE, sha256(data)
-    signature = read_signed(path, FORMAT, {"run": str, "sha256": str, "previous": str})
-    if digest not in (signature["sha256"], signature["previous"]):
-        raise TranscriptError(f"{root / MANIFEST}: its SHA-256 is not the one that {SIGNATURE} signs")
-    if signature["run"] != manifest["run"]:
-        raise TranscriptError(f"{path}: signs the manifest of run {signature['run']:.80}")
-    return manifest, signature, digest
+    if manifest["format"] < 3:
+        return _read_detached(root, manifest, sha256(data))
+    text, _, rest = data.rpartition(_SIGNATURE)
+    if not _REST.fullmatch(rest):
+        raise TranscriptError(f"{root / MANIFEST}: does not end with its signature, so it was changed")
+    return Signed(manifest, manifest, MANIFEST_DOMAIN + text, sha256(data))
+
+
+def _read_detached(root: Path, manifest: dict[str, Any], head: str) -> Signed:
+    """A manifest whose signature lies beside it, and names the manifest before it too."""
+    path = root / DETACHED
+    document = parse_signed(read_bounded(path), str(path), _DETACHED_FORM)
+    if head not in (document["sha256"], document["previous"]):
+        raise TranscriptError(f"{root / MANIFEST}: its SHA-256 is not the one that {DETACHED} signs")
+    if document["run"] != manifest["run"]:
+        raise TranscriptError(f"{path}: signs the manifest of run {document['run']:.80}")
+    stale = head != document["sha256"]
+    return Signed(manifest, document, message_of(DETACHED_DOMAIN, document), head, stale)
+
+
+def head_of(root: Path) -> str:
+    """The head of a run: whoever keeps it elsewhere finds every later change. Empty if there is no manifest."""
+    return file_sha256(root / MANIFEST) if (root / MANIFEST).exists() else ""
 
 
 def folders(root: Path, group: str) -> list[str]:
@@ -100,18 +167,18 @@ def view_folder(root: Path, where: str) -> Path:
     if folder.is_symlink() or folder.parent.is_symlink():
         raise TranscriptError(f"{folder}: is a link, which may leave the run; copy the view here")
     if not folder.is_dir():
-        raise TranscriptError(f"{folder}: no such view here, though it should be; copy its folder in")
+        raise TranscriptError(f"{folder}: missing: deleted, or not copied in yet; copy the party's folder here")
     return folder
 
 
 def run_files(root: Path) -> list[str]:
-    """The run's own files, by their place in it: all but the manifest, its signature, views, truth and logs."""
+    """The run's own files, by their place in it: all but the manifest, views, truth and logs."""
     found = []
     for folder, folders, names in os.walk(root):
         here = Path(folder).relative_to(root)
         if here == Path("."):
             folders[:] = [name for name in folders if name not in (VIEWS, TRUTH, LOGS)]
-            names = [name for name in names if name not in (MANIFEST, SIGNATURE)]
+            names = [name for name in names if name != MANIFEST]
         kept = [Path(folder) / name for name in names if not name.endswith(PART)]
         found += [path.relative_to(root).as_posix() for path in kept if not path.is_symlink()]
     return sorted(found)

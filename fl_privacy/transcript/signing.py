@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from fl_privacy.errors import TranscriptError
 from fl_privacy.transcript.files import canonical, first_line
 
 HEAD_DOMAIN = b"fl-privacy/transcript/v1/head\0"
-MANIFEST_DOMAIN = b"fl-privacy/transcript/v1/manifest\0"
+MANIFEST_DOMAIN = b"fl-privacy/transcript/v3/manifest\0"
+DETACHED_DOMAIN = b"fl-privacy/transcript/v1/manifest\0"  # of manifest.sig.json, before format 3
 IDENTITY = re.compile(r"fl-privacy://([^/]+)/([^/]+)/([^/]+)")
 BAD_X509 = (x509.DuplicateExtension, x509.ExtensionNotFound, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
 MALFORMED = (KeyError, TypeError, ValueError, UnsupportedAlgorithm, *BAD_X509)
@@ -51,18 +53,28 @@ class Signer:
             raise TranscriptError("key: transcripts are signed with ECDSA on P-256; make such a key")
         if chain[0].public_key() != key.public_key():
             raise TranscriptError("certificate: belongs to another key; pass the pair that was issued together")
-        self._key = key
+        self._key, self._leaf = key, chain[0]
         self._certificate = "".join(c.public_bytes(serialization.Encoding.PEM).decode() for c in chain)
 
-    def sign(self, domain: bytes, document: dict[str, Any]) -> dict[str, Any]:
-        """`document` with time, certificate, and a signature over all of these."""
-        body = {**document, "signed_at": utc_now(), "certificate": self._certificate}
-        signature = self._key.sign(domain + canonical(body), ec.ECDSA(hashes.SHA256()))
-        return {**body, "signature": signature.hex()}
+    @property
+    def identity(self) -> Identity:
+        return _identity(self._leaf, "certificate")
 
-    def check_own(self, domain: bytes, document: dict[str, Any], where: str) -> None:
+    def dated(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """`document` with the time and the certificate: what is signed."""
+        return {**document, "signed_at": utc_now(), "certificate": self._certificate}
+
+    def signature(self, message: bytes) -> str:
+        return self._key.sign(message, ec.ECDSA(hashes.SHA256())).hex()
+
+    def sign(self, domain: bytes, document: Mapping[str, Any]) -> dict[str, Any]:
+        """`document` with time, certificate, and a signature over all of these."""
+        body = self.dated(document)
+        return {**body, "signature": self.signature(message_of(domain, body))}
+
+    def check_own(self, message: bytes, document: Mapping[str, Any], where: str) -> None:
         """Refuse to go on from a document that this key did not sign."""
-        if check_signature(domain, document, where).certificates[0].public_key() != self._key.public_key():
+        if check_signature(message, document, where).certificates[0].public_key() != self._key.public_key():
             raise TranscriptError(f"{where}: signed by another key; continue with that key or start a new run")
 
 
@@ -70,12 +82,16 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime(TIME)
 
 
-def check_signature(domain: bytes, document: dict[str, Any], where: str) -> Signature:
-    """The signature of a document, by the certificate it carries: that says nothing yet about who that is."""
-    body = {key: value for key, value in document.items() if key != "signature"}
+def message_of(domain: bytes, document: Mapping[str, Any]) -> bytes:
+    """What is signed of a document in canonical form."""
+    return domain + canonical({key: value for key, value in document.items() if key != "signature"})
+
+
+def check_signature(message: bytes, document: Mapping[str, Any], where: str) -> Signature:
+    """The signature over `message` that a document carries, by the certificate beside it: not yet who that is."""
     try:
-        certificates = x509.load_pem_x509_certificates(str(body["certificate"]).encode())
-        signed_at = datetime.strptime(body["signed_at"], TIME).replace(tzinfo=UTC)
+        certificates = x509.load_pem_x509_certificates(str(document["certificate"]).encode())
+        signed_at = datetime.strptime(document["signed_at"], TIME).replace(tzinfo=UTC)
         signature = bytes.fromhex(document["signature"])
         key = certificates[0].public_key()
     except MALFORMED:
@@ -85,9 +101,9 @@ def check_signature(domain: bytes, document: dict[str, Any], where: str) -> Sign
     if signature.hex() != document["signature"]:
         raise TranscriptError(f"{where}: the signature is not lower-case hexadecimal")
     try:
-        key.verify(signature, domain + canonical(body), ec.ECDSA(hashes.SHA256()))
+        key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError):
-        raise TranscriptError(f"{where}: the signature does not fit the content") from None
+        raise TranscriptError(f"{where}: the signature does not fit the content, which was changed") from None
     return Signature(certificates, signed_at)
 
 
@@ -98,17 +114,24 @@ def load_anchors(ca_pem: bytes) -> verification.Store:
         raise TranscriptError("ca: no PEM certificate in it; pass the federation's CA certificate") from None
 
 
-def identify(domain: bytes, document: dict[str, Any], anchors: verification.Store, where: str) -> Identity:
+def identify(message: bytes, document: Mapping[str, Any], anchors: verification.Store, where: str) -> Identity:
     """Who signed a document, if the certificate leads to the CA and was valid when it signed."""
-    (leaf, *others), signed_at = check_signature(domain, document, where)
+    (leaf, *others), signed_at = check_signature(message, document, where)
     policy = verification.PolicyBuilder().store(anchors).time(signed_at)
     verifier = policy.extension_policies(ca_policy=_CA_POLICY, ee_policy=_LEAF_POLICY).build_client_verifier()
     try:
         verifier.verify(leaf, others)
-        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (verification.VerificationError, *MALFORMED) as error:
-        reason = first_line(error)
-        raise TranscriptError(f"{where}: the certificate does not lead to the CA given ({reason:.120})") from None
+        raise TranscriptError(f"{where}: the certificate does not lead to the CA given ({first_line(error)})") from None
+    return _identity(leaf, where)
+
+
+def _identity(leaf: x509.Certificate, where: str) -> Identity:
+    """The one identity that a certificate names."""
+    try:
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except MALFORMED as error:
+        raise TranscriptError(f"{where}: the certificate names nobody ({first_line(error)})") from None
     found = [m for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if (m := IDENTITY.fullmatch(uri))]
     if len(found) != 1:
         raise TranscriptError(f"{where}: the certificate names {len(found)} fl-privacy:// identities, not one")

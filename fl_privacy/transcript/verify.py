@@ -11,21 +11,32 @@ from typing import Any
 from cryptography.x509.verification import Store
 
 from fl_privacy.errors import TranscriptError
+from fl_privacy.roles import ROLES
 from fl_privacy.transcript.chain import CHAIN, HEAD, Chain, is_interrupted, read_chain, unsigned_files
 from fl_privacy.transcript.files import file_sha256
+from fl_privacy.transcript.heads import Expected, Head, check, place
 from fl_privacy.transcript.read import View
 from fl_privacy.transcript.run import (
+    CLOSED,
+    DETACHED,
     MANIFEST,
-    SIGNATURE,
-    TRUTH,
     VIEWS,
+    Signed,
     changes_of,
     places,
     read_manifest,
     run_files,
     view_folder,
 )
-from fl_privacy.transcript.signing import HEAD_DOMAIN, MANIFEST_DOMAIN, Identity, identify, load_anchors
+from fl_privacy.transcript.signing import Identity, identify, load_anchors
+
+# What `verify` cannot find in a run of an older format.
+OLDER = {
+    1: "as format 2, and it states neither what the run guarantees nor its rounds",
+    2: "not detected: views added after the close, views of another run of this name, and a closed run that was put "
+    "back to the manifest before it, with other metrics and without truth",
+}
+STALE = "put back, or left by a crash, which this format cannot distinguish"
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,7 @@ class Report:
     """All findings of a run, the manifest first and then every view and truth."""
 
     findings: list[Finding] = field(default_factory=list)
+    unpinned: list[str] = field(default_factory=list)  # sound views that a closed run's manifest does not pin
 
     @property
     def ok(self) -> bool:
@@ -61,59 +73,69 @@ class Report:
         self.findings.append(Finding(where, False, message))
 
 
-@dataclass(frozen=True)
-class _Expected:
-    """What the manifest says about the views; without a manifest that holds, each view is judged alone."""
-
-    anchors: Store
-    run: str | None = None
-    federation: str | None = None
-    completed: bool = False
-    heads: Mapping[str, Any] = field(default_factory=dict)
-
-
-def verify(path: str | Path, ca_pem: bytes) -> Report:
-    """Check every signature, chain, digest and file of a run against the CA."""
+def verify(path: str | Path, ca_pem: bytes, head: str | None = None) -> Report:
+    """Check every signature, chain, digest and file of a run against the CA, and its head if you kept that."""
     root, report = Path(path), Report()
-    expected = _Expected(load_anchors(ca_pem))
+    expected, manifest = Expected(load_anchors(ca_pem)), None
     if not root.is_dir():
         raise TranscriptError(f"{root}: no such folder; give the folder of a run")
     found = places(root)
     try:
-        manifest, server = _check_manifest(root, expected.anchors)
+        signed, server = _check_manifest(root, expected.anchors)
     except TranscriptError as error:
         report.problem(MANIFEST, str(error))
     else:
-        completed = manifest.get("status") == "completed"
-        expected = replace(
-            expected, run=manifest["run"], federation=server.federation, completed=completed, heads=manifest["heads"]
-        )
+        manifest = signed.manifest
+        expected = replace(expected, run=manifest["run"], nonce=manifest.get("nonce", ""), federation=server.federation)
         found += [*manifest["observers"].values(), *manifest["heads"]]
-        report.note(MANIFEST, f"signed by {server.name}, status {manifest.get('status')}")
-        _check_history(root, manifest, completed, report)
+        _report_manifest(signed, server, head, report)
+        _check_history(root, manifest, report)
         _check_run_files(root, manifest, report)
     for where in dict.fromkeys(found):
-        _check_view(root, where, expected, report)
+        _check_view(root, where, expected, manifest or {}, report)
     return report
 
 
-def _check_manifest(root: Path, anchors: Store) -> tuple[dict[str, Any], Identity]:
-    manifest, document, _ = read_manifest(root)
-    where = str(root / SIGNATURE)
-    signer = identify(MANIFEST_DOMAIN, document, anchors, where)
-    if signer.role != "server":
+def _check_manifest(root: Path, anchors: Store) -> tuple[Signed, Identity]:
+    found, where = read_manifest(root), str(root / MANIFEST)
+    signer = identify(found.message, found.document, anchors, where)
+    known = ROLES.get(signer.role)
+    if known is None or not known.starts_runs:
         raise TranscriptError(f"{where}: signed by {signer.role} {signer.name}; a manifest is the server's to sign")
-    return manifest, signer
+    return found, signer
 
 
-def _check_history(root: Path, manifest: dict[str, Any], completed: bool, report: Report) -> None:
+def _report_manifest(signed: Signed, server: Identity, head: str | None, report: Report) -> None:
+    """What the manifest says of itself, and whether it is the one whose head was kept elsewhere."""
+    manifest = signed.manifest
+    status, format = manifest.get("status"), manifest["format"]
+    serial = f", signature {manifest['serial']}" if "serial" in manifest else ""
+    report.note(MANIFEST, f"signed by {server.name}, status {status}{serial}, head {signed.head}")
+    if signed.stale:
+        report.problem(MANIFEST, f"is not what {DETACHED} signed last, but the one before it: {STALE}")
+    if format in OLDER:
+        report.note(MANIFEST, f"format {format}: {OLDER[format]}")
+    closed = {one["head"]: one["status"] for one in manifest.get("closed", ())}
+    for before, ended in closed.items():
+        report.note(MANIFEST, f"was {ended} before, with head {before}, and signed again since")
+    if status not in CLOSED:
+        report.note(MANIFEST, "not closed: metrics, checkpoints and missing records are not covered")
+    if head is None or head == signed.head:
+        return
+    if head in closed:
+        report.problem(MANIFEST, "was signed again after the head given: resumed, or views were pinned late")
+    else:
+        report.problem(MANIFEST, f"its head is not {head:.80}: put back to another state, or another run")
+
+
+def _check_history(root: Path, manifest: dict[str, Any], report: Report) -> None:
     """Which changes a resumed run states, and whether a completed run has as many rounds as it states."""
     try:
         for change in changes_of(manifest, root / MANIFEST):
             report.note(MANIFEST, f"states a change {change}")
     except TranscriptError as error:
         report.problem(MANIFEST, str(error))
-    if completed and "guarantee" in manifest:
+    if _completed(manifest) and "guarantee" in manifest:
         with suppress(TranscriptError):  # a view that cannot be read is a problem of its own
             rounds = View(view_folder(root, f"{VIEWS}/server")).rounds
             stated, seen = manifest.get("rounds"), max(rounds, default=0)
@@ -123,7 +145,7 @@ def _check_history(root: Path, manifest: dict[str, Any], completed: bool, report
 
 def _check_run_files(root: Path, manifest: dict[str, Any], report: Report) -> None:
     """The run's own files are pinned when it is closed; what came later (a report, scores) is named, not judged."""
-    found = set(run_files(root))
+    found = set(run_files(root)) - ({DETACHED} if manifest["format"] in OLDER else set())
     wrong, missing = "its SHA-256 is not the one in the manifest", "missing, though the manifest lists it"
     for name, digest in manifest["files"].items():
         for message in _changed(root / name, digest, wrong) if name in found else [missing]:
@@ -134,13 +156,15 @@ def _check_run_files(root: Path, manifest: dict[str, Any], report: Report) -> No
         report.note("files", f"not covered by the manifest: {', '.join(loose)}")
 
 
-def _check_view(root: Path, where: str, expected: _Expected, report: Report) -> None:
+def _check_view(root: Path, where: str, expected: Expected, manifest: Mapping[str, Any], report: Report) -> None:
+    pinned = manifest.get("heads", {}).get(where)
     try:
         folder = view_folder(root, where)
         chain = read_chain(folder)
         signer = _check_signer(folder, where, chain, expected)
-        _check_pin(folder, chain, expected.heads.get(where))
-        interrupted = _check_extra(folder, chain, expected.completed)
+        if pinned is not None:
+            _check_pin(folder, where, chain, pinned, expected)
+        interrupted = _check_extra(folder, chain, _completed(manifest))
     except TranscriptError as error:
         report.problem(where, str(error))
         return
@@ -148,33 +172,58 @@ def _check_view(root: Path, where: str, expected: _Expected, report: Report) -> 
         for message in broken:
             report.problem(where, message)
         return
-    rest = f"; left by an interrupted record and not part of the view: {', '.join(interrupted)}" if interrupted else ""
-    report.note(where, f"{len(chain.entries)} records signed by {signer.role} {signer.name}{rest}")
+    report.note(where, f"{len(chain.entries)} records signed by {signer.role} {signer.name}")
+    if interrupted:
+        report.note(where, f"left by an interrupted record and not part of the view: {', '.join(interrupted)}")
+    _report_pin(where, chain, pinned, manifest, report)
 
 
-def _check_signer(folder: Path, where: str, chain: Chain, expected: _Expected) -> Identity:
+def _report_pin(where: str, chain: Chain, pinned: Head | None, manifest: Mapping[str, Any], report: Report) -> None:
+    """What a sound view's pin covers."""
+    if not manifest or manifest["format"] in OLDER:
+        return
+    if "nonce" not in chain.head:
+        report.note(where, "names no nonce: it is bound to the run's name and its pin alone")
+    if pinned is None and manifest.get("status") in CLOSED:
+        report.unpinned.append(where)
+        say = report.problem if _completed(manifest) else report.note
+        say(where, "not pinned: added after the run was closed; pin it with fl-privacy transcript pin")
+    elif pinned is not None:
+        if where in manifest["late"]:
+            report.note(where, "pinned after the run was closed: an earlier change is not detected")
+        if later := len(chain.entries) - pinned["seq"]:
+            report.note(where, f"records after the pinned one, which does not cover them: {later}")
+
+
+def _completed(manifest: Mapping[str, Any]) -> bool:
+    return manifest.get("status") == "completed"
+
+
+def _check_signer(folder: Path, where: str, chain: Chain, expected: Expected) -> Identity:
     """The head is signed by the very party whose folder this is: a site may sign truth, and nothing but truth."""
-    path, head = folder / HEAD, chain.head
-    signer = identify(HEAD_DOMAIN, head, expected.anchors, str(path))
-    if expected.run not in (None, head["run"]):
-        raise TranscriptError(f"{path}: is of run {head['run']}, not of {expected.run}")
-    if not head["observer"] == signer.name == folder.name:
-        raise TranscriptError(f"{path}: view of {head['observer']}, signed by {signer.name}, lies in {where}")
-    if (signer.role == "site") != where.startswith(f"{TRUTH}/"):
+    path = str(folder / HEAD)
+    signer = check(chain.head, expected, path)
+    if signer.name != folder.name:
+        raise TranscriptError(f"{path}: view of {signer.name} lies in {where}")
+    if place(signer, path) != where:
         raise TranscriptError(f"{path}: a {signer.role} cannot sign {where}; sites sign truth, all others views")
-    if expected.federation not in (None, signer.federation):
-        raise TranscriptError(f"{path}: signed for federation {signer.federation}, not {expected.federation}")
     return signer
 
 
-def _check_pin(folder: Path, chain: Chain, pin: dict[str, Any] | None) -> None:
+def _check_pin(folder: Path, where: str, chain: Chain, pinned: Head, expected: Expected) -> None:
     """A view may have grown since the manifest pinned its head, but never shrunk or changed."""
-    if pin is None or pin["seq"] == 0:
+    if "signature" in pinned:
+        source = f"{MANIFEST}: heads.{where}"
+        if place(check(pinned, expected, source), source) != where:
+            raise TranscriptError(f"{source}: is the head of another view")
+    seq = pinned["seq"]
+    if seq == 0:
         return
-    if not 0 < pin["seq"] <= len(chain.entries):
-        raise TranscriptError(f"{folder / CHAIN}: ends at entry {len(chain.entries)}, the manifest knew {pin['seq']}")
-    if chain.entries[pin["seq"] - 1].head != pin["head"]:
-        raise TranscriptError(f"{folder / CHAIN}: entry {pin['seq']} is not the one that the manifest knew")
+    if not 0 < seq <= len(chain.entries):
+        there = len(chain.entries)
+        raise TranscriptError(f"{folder / CHAIN}: cut off after entry {there}; the manifest pins {seq}")
+    if chain.entries[seq - 1].head != pinned["head"]:
+        raise TranscriptError(f"{folder / CHAIN}: rewritten: entry {seq} is not the one that the manifest pins")
 
 
 def _check_extra(folder: Path, chain: Chain, completed: bool) -> list[str]:
