@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -20,10 +21,16 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy.preflight.finding import Check
 from fl_privacy.deploy.preflight.reach import peer
 from fl_privacy.errors import DataError, FederationError, LaunchError
+from fl_privacy.files import OTHERS, mode_of
 from fl_privacy.identity.keyring import Identity, Keyring
+
+if TYPE_CHECKING:
+    from fl_privacy.tasks.workload import Workload
 
 FLOWER = "1.41.0"
 SPARE_DISK = 200 * 2**20
+FIX_DATA = "correct the files, the task or where the data are (the sites' `data`, --data-dir or FL_PRIVACY_DATA)"
+LISTED = 5  # sites with problems; the rest is counted
 PLAIN = "openssl pkcs8 -topk8 -nocrypt -in"
 
 
@@ -73,19 +80,40 @@ def transcript_bytes(federation: Federation) -> int:
     return SPARE_DISK + federation.rounds * a_round
 
 
-def data(federation: Federation, data_dir: Path | None, sites: Sequence[str] = ()) -> Check:
-    """Read the records of these sites (default: all), each from its own folder."""
+def data(federation: Federation, data_dir: Path | None, sites: Sequence[str] = (), fix: str = FIX_DATA) -> Check:
+    """Read the records of these sites (default: all), each from its own folder; with them, a model can be judged."""
+    from fl_privacy.steps.base import Seat
     from fl_privacy.tasks.workload import Workload
 
-    label, task = federation.task.label, federation.task
+    label, task, chosen = federation.task.label, federation.task, list(sites or federation.site_names)
     if not task.is_own and not task.data_set.needs_data:
         return Check("data", True, f"{label} is bundled")
     try:
         work = Workload(federation, data_dir)
-        records = sum(len(work.site_data(site)) for site in sites or federation.site_names)
+        train, held_out = _records(work, chosen)
+        if task.is_own:
+            federation.privatise.start(Seat(federation, chosen[0], work, len(work.site_data(chosen[0])), None))
     except FederationError as error:
-        return Check("data", False, str(error), "give --data-dir, set FL_PRIVACY_DATA or the sites' `data`")
-    return Check("data", True, f"{label}: {records} training records")
+        return Check("data", False, str(error), fix)
+    return Check("data", True, f"{label}: {train} training and {held_out} held-out records")
+
+
+def _records(work: Workload, sites: Sequence[str]) -> tuple[int, int]:
+    """How many records the sites have for training and held out; the problems of all of them are named at once."""
+    problems = dict[str, None]()
+    train = held_out = 0
+    for site in sites:
+        try:
+            train += len(work.site_data(site))
+            held_out += len(work.held_out(site))
+        except FederationError as error:
+            problems[str(error)] = None
+            if not work.federation.task.by_site:
+                break  # all sites read the same files
+    if problems:
+        more = f"; and {len(problems) - LISTED} more sites" if len(problems) > LISTED else ""
+        raise DataError("; ".join(list(problems)[:LISTED]) + more)
+    return train, held_out
 
 
 def find_data(federation: Federation, data_dir: Path | None) -> None:
@@ -138,7 +166,7 @@ def port(address: str) -> Check:
             probe.bind((host, number))
     except OSError as error:
         return Check("port", False, f"{address}: {error.strerror}", "choose another port, or stop what uses it")
-    return Check("port", True, f"{address} is free")
+    return Check("port", True, f"{address} is free" if number else f"{host} has free ports")
 
 
 def dates(name: str, certificate: x509.Certificate) -> Check:
@@ -151,8 +179,19 @@ def dates(name: str, certificate: x509.Certificate) -> Check:
     return Check(name, True, f"certificate valid until {end:%Y-%m-%d}")
 
 
+def exposed(path: Path) -> Check | None:
+    """A secret that other users could use; None if it is its owner's alone, or not there."""
+    if not (mode := mode_of(path)) & OTHERS:
+        return None
+    fix = f"chmod {'700' if path.is_dir() else '600'} {path}"
+    return Check("modes", False, f"{path}: mode {mode:04o} lets other users in", fix)
+
+
 def certificates(federation: Federation, keys: Keyring) -> Iterator[Check]:
     """Whether our own key, certificate and authority belong together and to this federation."""
+    if found := exposed(keys.key_file):
+        yield found
+        return
     try:
         key, certificate_pem, authority_pem = keys.read()
         certificate = x509.load_pem_x509_certificate(certificate_pem)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,15 +22,17 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fl_privacy.addresses import host_of
 from fl_privacy.config import Address
-from fl_privacy.config.policy import Policy
-from fl_privacy.deploy import confine, ledgers
+from fl_privacy.config.policy import Policy, policy_file
+from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.kits.kit import Folder
-from fl_privacy.deploy.preflight import checks
+from fl_privacy.deploy.parties import parties, serving
+from fl_privacy.deploy.preflight import checks, guard
 from fl_privacy.deploy.preflight.finding import Check
-from fl_privacy.deploy.preflight.reach import NO_PASSWORD, Way, dialogue, greet, peer
+from fl_privacy.deploy.preflight.reach import NO_PASSWORD, dialogue, greet, peer
+from fl_privacy.dialling import Unreachable, Way
 from fl_privacy.errors import FederationError
-from fl_privacy.gate.dial import Unreachable
-from fl_privacy.identity.keyring import Identity
+from fl_privacy.identity.accepted import is_accepted
+from fl_privacy.identity.keyring import Identity, Keyring
 
 Test = Callable[[], Iterable[Check]]
 
@@ -49,10 +52,13 @@ def run(folder: Folder, reach: bool = True) -> list[Check]:
         ("flower", lambda: [checks.flower_version()]),
         ("disk", lambda: [_room(folder)]),
         ("certificate", lambda: _certificates(folder)),
+        ("roster", lambda: _roster(folder)),
+        ("modes", lambda: guard.modes(folder)),
         ("port", lambda: _listening(folder)),
         ("data", lambda: data(folder)),
         ("device", lambda: _device(folder)),
         ("site", lambda: _site(folder)),
+        ("confinement", lambda: guard.confinement(folder)),
         ("clock", lambda: _own_clock(folder)),
     ]
     there: list[tuple[str, Test]] = []
@@ -62,7 +68,7 @@ def run(folder: Folder, reach: bool = True) -> list[Check]:
             there.append((kit.superlink, lambda: _gate(folder)))
         elif not folder.role.has_gate and folder.federation.hosts:
             asked.append(_Probe("clock", lambda: _clock(_date(folder)), []))
-        there += [(address, lambda address=address: [_peer(folder, address)]) for address in _dialled(folder)]  # type: ignore[misc]
+        there += [(address, partial(_peer, folder, address, whom)) for address, whom in _dialled(folder)]
     asked += [_Probe(*test) for test in there]
     done = [check for test in here for check in _Probe(*test).wait()]
     until = time.monotonic() + LONGEST
@@ -101,6 +107,8 @@ def _certificates(folder: Folder) -> list[Check]:
     if not folder.keys.certificate_file.exists():
         fix = f"run fl-privacy pki request {folder.path}, have it signed, and install the answer"
         return [Check("certificate", False, "none yet", fix)]
+    if checks.exposed(folder.keys.key_file):
+        return []  # reported with the other modes
     found = list(checks.certificates(folder.federation, folder.keys))
     try:
         certificate = x509.load_pem_x509_certificate(folder.keys.certificate_file.read_bytes())
@@ -118,6 +126,35 @@ def _certificates(folder: Folder) -> list[Check]:
     return found
 
 
+def _roster(folder: Folder) -> list[Check]:
+    """Whether everybody will know this party, and it them."""
+    if folder.idle:
+        return []
+    install = f"fl-privacy pki install {folder.path} roster.json"
+    keys = Keyring(folder.keys.folder)
+    try:
+        found = keys.roster()
+    except FederationError as error:
+        return [Check("roster", False, str(error), f"ask the authority for it (fl-privacy pki roster), then {install}")]
+    try:
+        keys.refuse_unlisted(x509.load_pem_x509_certificate(keys.certificate_file.read_bytes()))
+    except (OSError, ValueError):
+        pass  # another check reports it
+    except FederationError as error:
+        return [Check("roster", False, f"our {error}", f"ask the authority for the newest one, then {install}")]
+    if folder.role.has_node and not is_accepted(found, folder.state):
+        return [
+            Check("roster", False, f"serial {found.serial} is not accepted", f"fl-privacy site accept {folder.path}")
+        ]
+    missing = [name for role, name in parties(folder.federation) if found.key_of(role, name) is None]
+    fix = f"once they have certificates: make the next one (fl-privacy pki roster), then {install}" if missing else ""
+    absent = f"; without {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}" if missing else ""
+    sites = found.organisations(site.name for site in found.sites)
+    return [
+        Check("roster", True, f"serial {found.serial}: {len(found.sites)} sites of {sites} organisations{absent}", fix)
+    ]
+
+
 def _listening(folder: Folder) -> list[Check]:
     """Whether the ports are free; a running role uses its own."""
     if folder.served:
@@ -129,14 +166,24 @@ def _listening(folder: Folder) -> list[Check]:
     return found
 
 
-def _dialled(folder: Folder) -> list[Address]:
+def _dialled(folder: Folder) -> list[tuple[Address, Identity]]:
+    """Whom a kit calls by gRPC, and where."""
     kit = folder.kit
-    return [*kit.middleware, *([kit.evaluator] if kit.evaluator else [])]
+    given = {"middleware": kit.middleware, "evaluator": (kit.evaluator,) if kit.evaluator else ()}
+    return [
+        found
+        for service, addresses in given.items()
+        for found in zip(addresses, _serving(folder, service), strict=False)
+    ]
 
 
-def _peer(folder: Folder, address: Address) -> Check:
+def _serving(folder: Folder, service: str) -> list[Identity]:
+    return [Identity(folder.federation.name, *party) for party in serving(folder.federation, service)]
+
+
+def _peer(folder: Folder, address: Address, whom: Identity) -> list[Check]:
     proxy = folder.kit.proxy
-    return (None if proxy else _named(address)) or peer(address, folder.keys, proxy)
+    return [(None if proxy else _named(address)) or peer(address, folder.keys, whom, proxy)]
 
 
 def _named(address: Address) -> Check | None:
@@ -156,7 +203,7 @@ def _gate(folder: Folder) -> list[Check]:
     way = Way(folder.kit.superlink, folder.kit.proxy)
     if not way.proxy and (unknown := _named(way.address)):
         return [unknown]
-    found, answer = dialogue(way, folder.keys, GREETING, "http/1.1")
+    found, answer = dialogue(way, folder.keys, GREETING, "http/1.1", _serving(folder, "superlink")[0])
     if not found.ok and "certificate" in found.detail:
         answer = _unchecked(folder, way)
     return [found, *_clock(answer)]
@@ -222,7 +269,7 @@ def data(folder: Folder) -> list[Check]:
 
     task, fix = folder.federation.task, "set `data` in kit.yaml to the folder that holds the data"
     if folder.role.has_node and task.by_site:
-        return [_own_data(folder, fix)]
+        return [_own_data(folder, f"correct the files, or {fix}")]
     evaluated_elsewhere = not folder.role.has_node and (folder.kit.evaluator or folder.federation.sites_evaluate)
     if not folder.role.data or evaluated_elsewhere or task.by_site or not task.data_set.needs_data:
         return []  # a server needs none where the sites or an evaluator evaluate
@@ -247,12 +294,12 @@ def _own_data(folder: Folder, fix: str) -> Check:
         return Check("data", True, f"{len(found.train)} training and {len(found.held_out)} held-out records")
     from fl_privacy.tasks import accepted
 
-    policy = folder.at(folder.kit.policy)
+    policy = folder.policy
     try:
         accepted.check(federation, folder.state, Policy.load(policy).code if policy else ())
     except FederationError as error:
         return Check("task", False, str(error), f"fl-privacy site accept-task {folder.path}")
-    return checks.data(federation, data, [site])
+    return checks.data(federation, data, [site], fix)
 
 
 def _device(folder: Folder) -> list[Check]:
@@ -280,19 +327,19 @@ def _site(folder: Folder) -> list[Check]:
     if len(socket_path) > LONGEST_SOCKET:
         found.append(Check("path", False, f"{socket_path}: too long for a socket", "move the kit to a shorter path"))
     found += _node(folder)
-    policy = folder.at(folder.kit.policy)
-    if policy is not None:
-        try:
+    try:
+        policy = policy_file(folder.own_federation, folder.kit.name, folder.state, folder.kit.trial)
+        if policy is not None:
             Policy.load(policy).check(folder.federation, folder.kit.name)
-            found.append(Check("policy", True, str(policy)))
-        except FederationError as error:
-            found.append(Check("policy", False, str(error), "agree with the operator, or change your policy"))
+        found.append(Check("policy", True, "none: a trial on one machine" if policy is None else str(policy)))
+    except FederationError as error:
+        fix = "agree with the federation's operator, or correct your policy"
+        missing = f"fl-privacy site policy {folder.path} > {folder.path}/policy.yaml, then read and restrict it"
+        found.append(Check("policy", False, str(error), fix if folder.policy else missing))
     try:
         ledgers.check_unit(folder.own_federation, folder.kit.name, folder.state)
     except FederationError as error:
-        found.append(Check("ledger", False, str(error), "ask the operator to rename the federation"))
-    detail = "code of a run cannot read keys or data" if confine.version() else "this kernel has no Landlock"
-    found.append(Check("confinement", True, detail))
+        found.append(Check("ledger", False, str(error), "see Ledger and policy in docs/privacy.md"))
     return found
 
 

@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import os
+import signal
 import socket
 import struct
 from pathlib import Path
@@ -41,6 +42,12 @@ def train(message, context):
         "authority": attempt(lambda: (private.parents[2] / "pki" / "ca.key").read_text()),
         "data": attempt(lambda: (site / "data" / "records.csv").read_text()),
         "memory": attempt(lambda: read_memory(worker)),
+        "environment": " ".join(sorted(os.environ)),
+        "metrics": attempt(lambda: call(facts["metrics"])),
+        "port": attempt(lambda: call(facts["port"])),
+        "multipath": attempt(lambda: call(facts["port"], socket.IPPROTO_MPTCP)),
+        "agent": attempt(lambda: call_agent(facts["agent"])),
+        "kill": attempt(lambda: [os.kill(pid, signal.SIGKILL) for pid in facts["workers"]]),
         "bare": attempt(lambda: submit(facts["middleware"][0], grpc.ssl_channel_credentials(ca(context)))),
         "forged": attempt(lambda: submit(facts["middleware"][0], forged(context))),
         "nonsense": attempt(lambda: nonsense(worker)),
@@ -61,6 +68,19 @@ def read_memory(worker):
         if worker.encode() in line and b"client_app.worker" in line:
             return (folder / "mem").open("rb").read(1)
     raise FileNotFoundError(worker)
+
+
+def call(port, protocol=0):
+    """A TCP connection to another program of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol) as connection:
+        connection.settimeout(5)
+        return connection.connect(("127.0.0.1", port))
+
+
+def call_agent(path):
+    """Ask an agent of the operator's, say the one with the SSH keys."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect(path)
 
 
 def forged(context):
