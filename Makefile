@@ -2,14 +2,18 @@
 #   PYTHON=python3.12   interpreter for .venv (default: the newest supported one)
 #   TORCH=cpu|cuda      torch build (default: cpu, or the build in .venv)
 #   ARCH=x86_64|aarch64 target architecture of the wheelhouse
-#   WORKERS=4           processes that run tests side by side
+#   WORKERS=4           processes that run all tests side by side
+#   CHECKERS=3          processes that run the tests of `make check`
 #   ARGS="..."          passed to the command of demo, check, test, compose-test, bench and lock
 PYTHON ?=
 TORCH ?=
 ARCH ?=
 ARGS ?=
-# End-to-end tests wait more than they compute: more processes than cores.
+# End-to-end tests wait more than they compute: more processes than cores. The others compute, but for a few.
 WORKERS ?= 4
+CHECKERS ?= 3
+# Tests start many processes: each would compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Any interpreter can run scripts/install.py, which then chooses the one for .venv. Some names may exist but not run.
 STARTER = $(shell for p in $(PYTHON) .venv/bin/python python3 python3.13 python3.12 python3.11 python; do \
@@ -21,15 +25,19 @@ FLAVOUR = $(or $(TORCH),cpu)
 IMAGE = fl-privacy:$(FLAVOUR)
 # A file stays in one process, and tests/conftest.py puts the slow files first.
 PYTEST = $(RUN) python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Lint runs beside the tests; what it says is printed in one piece when it ends.
+BESIDE_LINT = { said=$$($(MAKE) --no-print-directory lint 2>&1); code=$$?; echo; echo "$$said"; exit $$code; } & lint=$$!;
+AND_LINT = ; tests=$$?; wait $$lint || { echo "lint failed, see above"; exit 1; }; exit $$tests
 ENGINE = lines=$$(scripts/engine.sh) && eval "$$lines"
 
-.PHONY: help install demo check test bench lint proto schema lock wheelhouse image bundle compose-test clean
+.PHONY: help install demo check test test-faults bench lint proto schema lock wheelhouse image bundle compose-test clean
 
 help:
 	@echo "make install   set up .venv"
 	@echo "make demo      run the quickstart federation"
 	@echo "make check     lint, type checks and the tests that start no federation"
 	@echo "make test      lint, type checks and all tests"
+	@echo "make test-faults  kill every process at every phase; flood every listener"
 	@echo "make bench     benchmarks"
 	@echo "make lint      ruff and mypy"
 	@echo "make proto     regenerate the code for fl_privacy/wire/*.proto"
@@ -47,11 +55,18 @@ install:
 demo: install
 	@$(RUN) fl-privacy up configs/quickstart.yaml --engine local $(ARGS)
 
-check: lint
-	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not e2e" $(ARGS)
+check: install
+	@$(BESIDE_LINT) HYPOTHESIS_PROFILE=quick $(RUN) python -m pytest -n $(CHECKERS) --dist worksteal -m "not e2e" $(ARGS) \
+	$(AND_LINT)
 
-test: lint
-	$(PYTEST) $(ARGS)
+test: install
+	@$(BESIDE_LINT) $(PYTEST) $(ARGS) $(AND_LINT)
+
+# Results are written to docs/recovery.md.
+test-faults: install
+	@rm -f build/faults.jsonl
+	$(RUN) python -m pytest -n 2 --dist load --faults $(ARGS)
+	$(RUN) python scripts/recovery.py
 
 bench: install
 	$(RUN) python -m benchmarks $(ARGS)

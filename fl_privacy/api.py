@@ -124,6 +124,8 @@ def up(
     """
     from fl_privacy.deploy.running import run
 
+    if init is not None and config is None:
+        raise LaunchError("init: a resumed run has its own initial model; leave it out")
     federation = None if config is None else _federation(config).starting_from(None if init is None else Path(init))
     try:
         result = run(federation, engine, Path(runs_dir), _data(data_dir), resume, _console(quiet))

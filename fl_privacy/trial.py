@@ -99,8 +99,6 @@ def _warnings(work: Workload, train: Dataset, held_out: Dataset, classes: int) -
             yield f"labels are fractions and the model has {classes} outputs; give integers for classes, or one output"
         return
     counts = np.bincount(train.y, minlength=classes)
-    if len(counts) > classes:
-        yield f"label {len(counts) - 1} is out of range: the model has {classes} outputs"
     seen = [label for label in range(len(counts)) if counts[label]]
     if len(seen) == 1:
         yield f"all training records have label {seen[0]}"

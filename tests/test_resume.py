@@ -13,6 +13,7 @@ import pytest
 from commands import cli, json_of
 from fl_privacy.config import Federation
 from fl_privacy.config.changes import accepted
+from fl_privacy.config.evaluate import TELLING
 from fl_privacy.config.guarantee import Asked, guarantee, stated
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.deploy.engines.resume import Earlier, check
@@ -127,6 +128,15 @@ def test_evaluations_are_charged_too_and_covered_only_with_noise() -> None:
         assert terms.budgets["a"].evaluations == int(covered)
         twice = gaussian.epsilon(gaussian.sigma(2.0, 1e-5) / 2**0.5, 1e-5)
         assert terms.budgets["a"].epsilon == pytest.approx(twice if covered else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("evaluate: sites", True), ("evaluate: sites\nroute: {kind: shuffler, n_min: 4}", False), ("", False)],
+)
+def test_a_run_says_that_sums_over_different_cohorts_tell_about_sites(text: str, told: bool) -> None:
+    found = guarantee(Federation.parse(f"sites: 4\n{text}"), Asked(Counter(), Counter()))
+    assert (TELLING in found.not_covered) is told
 
 
 def test_what_depends_on_a_site_s_records_is_left_to_its_ledger() -> None:
@@ -251,12 +261,27 @@ def test_a_run_is_resumed_with_more_rounds_and_says_so(finished: Path, runs: Pat
 
 
 @pytest.mark.e2e
+def test_nothing_starts_with_a_ledger_that_was_deleted_or_set_back(finished: Path, runs: Path) -> None:
+    """Another run would spend again what the sites have spent in this one."""
+    there, ledger = set(runs.iterdir()), runs / "sites" / "small" / "b" / "ledger.jsonl"
+    newest = ledger.read_bytes()
+    ledger.unlink()
+    with pytest.raises(FederationError, match="was here and is missing; restore the newest copy"):
+        up(Federation.parse(SMALL), "simulation", runs)
+    ledger.write_bytes(newest[: newest.index(b"\n") + 1])
+    with pytest.raises(FederationError, match=r"has 0 entries, and .* has seen [12]; restore the newest copy"):
+        up(Federation.parse(SMALL), "simulation", runs)
+    assert set(runs.iterdir()) == there
+    ledger.write_bytes(newest)
+
+
+@pytest.mark.e2e
 def test_a_federation_of_the_same_name_and_another_unit_starts_nothing(finished: Path, runs: Path) -> None:
     """Whoever has been charged for whole updates cannot be charged for records: nobody is, and no process starts."""
     there = set(runs.iterdir())
     ledgers = {path: path.read_bytes() for path in (runs / "sites").rglob("ledger.jsonl")}
     assert len(ledgers) == 3
-    (runs / "sites" / "small" / "c" / "ledger.jsonl").unlink()  # not all of them need to have been charged
+    shutil.rmtree(runs / "sites" / "small" / "c")  # not all of them need to have been charged
     with pytest.raises(FederationError, match=r"protects a site .* this federation a record"):
         up(Federation.parse(SMALL.replace("ldp", "dpsgd")), "simulation", runs)
     assert set(runs.iterdir()) == there

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from fl_privacy.addresses import free_port
+from fl_privacy.addresses import free_port, port_of
 from fl_privacy.config import Address
-from fl_privacy.deploy import confine, flower
+from fl_privacy.config.policy import requires_confinement
+from fl_privacy.deploy import confine, environment, flower
+from fl_privacy.deploy.confine import user
+from fl_privacy.deploy.confine.landlock import Allowed
 from fl_privacy.deploy.parties import index
 from fl_privacy.deploy.place import Place
 from fl_privacy.errors import ConfigError
@@ -16,6 +19,7 @@ from fl_privacy.identity.tls import LocalKeys
 
 LOOPBACK = "127.0.0.1"
 START = 120.0  # seconds for a process to come up
+LISTEN = "--listen"
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,14 @@ class Process:
     announces: bool = False
     port: Address | None = None
     confined: bool = False  # it runs code that comes with a run
+    detaches: bool = False  # it starts processes outside its own group
+
+    def listening_at(self, address: Address) -> Process:
+        """The same at the port that it picked when it was first started."""
+        command = list(self.command)
+        if LISTEN in command:
+            command[command.index(LISTEN) + 1] = address
+        return replace(self, command=command)
 
 
 @dataclass(frozen=True)
@@ -48,12 +60,17 @@ def processes(place: Place, ports: Ports) -> Iterator[Process]:
     return _FLOWER[place.role.flower](place, ports)
 
 
-def environment(place: Place) -> dict[str, str]:
-    """What all of its processes get: the proxy on the way out, and nothing that diverts calls on loopback."""
+def variables(place: Place, process: Process) -> dict[str, str]:
+    """What a process gets in its environment: the proxy on the way out, and nothing that diverts calls on loopback.
+
+    Confined processes call loopback only.
+    """
+    if process.confined:
+        return dict(process.env)
     env = flower.direct()
     if place.proxy:
         env |= {"https_proxy": place.proxy, "HTTPS_PROXY": place.proxy}
-    return env
+    return {**env, **process.env}
 
 
 def _own(place: Place, ports: Ports) -> Iterator[Process]:
@@ -65,7 +82,8 @@ def _superlink(place: Place, ports: Ports) -> Iterator[Process]:
     """Flower's SuperLink on loopback, behind the gate: its control API has no authentication of its own."""
     address, home = f"{LOOPBACK}:{ports.superlink}", {"FLWR_HOME": str(place.state / "flwr")}
     if not place.gated:
-        yield Process("superlink", flower.superlink(address, place.keys, place.database), home, port=address)
+        command = flower.superlink(address, place.keys, place.database)
+        yield Process("superlink", command, home, port=address, detaches=True)
         return
     assert place.secret is not None
     local = LocalKeys.open(place.state, "superlink")
@@ -86,17 +104,24 @@ def _server(place: Place, ports: Ports) -> Iterator[Process]:
 
 def _site(place: Place, ports: Ports) -> Iterator[Process]:
     """The worker holds all that is the site's own; the SuperNode, which runs shipped code, sees only its own folder."""
+    node, run = place.node.absolute(), place.run.absolute()
+    run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    user.share(run, user.of(node))  # before the worker makes its socket there
     yield Process("worker", _module(place), announces=True)
-    superlink, authority = place.superlink, place.node / "ca.pem"
+    superlink, authority = place.superlink, node / "ca.pem"
     if place.gated:
         yield _relay(place, ports)
-        superlink, authority = f"{LOOPBACK}:{ports.relay}", place.run / "relay.pem"
+        superlink, authority = f"{LOOPBACK}:{ports.relay}", run / "relay.pem"
     assert superlink is not None
-    command = flower.supernode(superlink, authority, place.node_key, ports.node, place.socket)
-    home = {"FLWR_HOME": str(place.node / "flwr"), "TMPDIR": str(place.node / "tmp")}
-    (place.node / "tmp").mkdir(parents=True, exist_ok=True)
-    wrapped = confine.wrapped(command, [authority], [place.node])
-    yield Process("supernode", wrapped, home, port=f"{LOOPBACK}:{ports.node}", confined=True)
+    own = (node / "flwr", node / "tmp")
+    for folder in own:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # The ClientApp calls its SuperNode, and the SuperNode the SuperLink.
+    ways = Allowed((authority,), own, sockets=(run,), bind=(ports.node,), connect=(ports.node, port_of(superlink)))
+    command = flower.supernode(superlink, authority, node / place.node_key.name, ports.node, run / place.socket.name)
+    wrapped = confine.wrapped(command, node, ways, requires_confinement(place.federation, place.name))
+    address = f"{LOOPBACK}:{ports.node}"
+    yield Process("supernode", wrapped, environment.confined(node), port=address, confined=True)
 
 
 _FLOWER: dict[str, Callable[[Place, Ports], Iterator[Process]]] = {
@@ -111,7 +136,8 @@ def _relay(place: Place, ports: Ports) -> Process:
     if place.superlink is None:
         raise ConfigError(f"{place.name}: superlink is missing; add the host:port of the SuperLink's gate to kit.yaml")
     listen = f"{LOOPBACK}:{ports.relay}"
-    command = flower.relay(place.superlink, place.keys, place.run, listen, place.proxy or "")
+    node = user.of(place.node.absolute()) if place.role.has_node else None
+    command = flower.relay(place.superlink, place.keys, place.run, listen, place.proxy or "", node)
     return Process("relay", command, announces=True)
 
 
@@ -122,7 +148,7 @@ def _listen(place: Place) -> str:
 
 
 _OPTIONS: dict[str, Callable[[Place], list[str]]] = {
-    "listen": lambda place: ["--listen", _listen(place)],
+    "listen": lambda place: [LISTEN, _listen(place)],
     "index": lambda place: ["--index", str(index(place.name))],
     "state": lambda place: ["--state", str(place.state)],
     "site": lambda place: ["--site", place.name],
@@ -130,6 +156,7 @@ _OPTIONS: dict[str, Callable[[Place], list[str]]] = {
     "middleware": lambda place: ["--middleware", *place.middleware],
     "data": lambda place: ["--data-dir", str(place.data)] if place.data else [],
     "view": lambda place: ["--view", str(place.records)] if place.records else [],
+    "trial": lambda place: ["--trial"] if place.trial else [],
     "truth": lambda place: ["--truth", str(place.records)] if place.records else [],
 }
 

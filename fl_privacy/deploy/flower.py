@@ -61,10 +61,18 @@ def superexec(relay: str, certificate: Path, secret: Path) -> list[str]:
     return [*command, "--superexec-auth-secret-file", str(secret)]
 
 
-def relay(target: str, keys: Keyring, certificates: Path, listen: str = "127.0.0.1:0", proxy: str = "") -> list[str]:
-    """The command of a relay to the gate at `target`; callers trust `certificates/relay.pem`."""
+def relay(
+    target: str,
+    keys: Keyring,
+    certificates: Path,
+    listen: str = "127.0.0.1:0",
+    proxy: str = "",
+    user: int | None = None,
+) -> list[str]:
+    """The command of a relay to the gate at `target`; callers, `user` too, trust `certificates/relay.pem`."""
     command = [sys.executable, "-m", "fl_privacy.gate.relay", "--listen", listen, "--target", target]
     command += ["--keys", str(keys.folder), "--certificates", str(certificates)]
+    command += [] if user is None else ["--user", str(user)]
     return [*command, "--proxy", proxy] if proxy else command
 
 

@@ -33,6 +33,7 @@ class Place:
     metrics: Address | None = None
     events: Path | None = None
     proxy: str | None = None
+    trial: bool = False  # one person runs all sites
 
     @property
     def socket(self) -> Path:

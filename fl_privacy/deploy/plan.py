@@ -55,6 +55,11 @@ class ServerPlan(BaseModel):
             events=place.events,
         )
 
+    @staticmethod
+    def lock(home: Path) -> Path:
+        """The ServerApp holds this lock for as long as it runs: a run has one at a time."""
+        return home / "server.lock"
+
     def write(self, home: Path) -> None:
         (home / "server.json").write_text(self.model_dump_json(indent=2))
 

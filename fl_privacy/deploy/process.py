@@ -32,6 +32,13 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def middleware_arguments(description: str) -> argparse.ArgumentParser:
+    """Those of a party that opens and releases rounds."""
+    parser = arguments(description)
+    parser.add_argument("--state", type=Path, required=True, help="folder for what must outlive this process")
+    return parser
+
+
 def recorder(options: argparse.Namespace, federation: Federation, observer: str) -> RunRecorder | None:
     """The recorder of this party's own views; none unless the federation is audited."""
     if not federation.audit or options.view is None:
@@ -43,28 +50,28 @@ def run(service: str, make: Callable[[Federation], Any], options: argparse.Names
     """Read the federation, make the servicer and serve; returns the exit code."""
     try:
         log.keep(options.events)
-        servicer = make(Federation.load(options.config))
+        federation = Federation.load(options.config)
+        servicer = make(federation)
         servicer.log = log
         servicer.metrics, address = serve_metrics(log.role.partition("-")[0], log.role, options.metrics, log)
         if address:
             log("metrics", address=address)
-        asyncio.run(serve(service, servicer, options, log))
+        asyncio.run(serve(service, servicer, options, log, len(federation.sites)))
     except FederationError as error:
         log("error", reason=str(error))
         return 2
     return 0
 
 
-async def serve(name: str, servicer: Any, options: argparse.Namespace, log: Log) -> None:
+async def serve(name: str, servicer: Any, options: argparse.Namespace, log: Log, sites: int) -> None:
     """Serve until SIGTERM or SIGINT."""
     keep_buffers()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server, port = await rpc.serve(
-        name, servicer, options.listen, Keyring(options.keys), getattr(servicer, "refused", None)
-    )
+    keys, refused = Keyring(options.keys), getattr(servicer, "refused", None)
+    server, port = await rpc.serve(name, servicer, options.listen, keys, refused, sites)
     log("listening", address=show(host_of(options.listen), port))
     await stop.wait()
     await server.stop(STOP_GRACE)

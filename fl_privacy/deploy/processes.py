@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from fl_privacy.deploy import environment
 from fl_privacy.errors import LaunchError
 from fl_privacy.files import rotate
 from fl_privacy.ops.tail import Tail
@@ -29,13 +30,6 @@ OLD_LOGS = 9
 LARGEST_LOG = 10 * 2**20
 OWN_LOG = "serve"  # where `site start` sends the output of the serving process
 PR_SET_PDEATHSIG = 1
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds; 1 by default, paid at every start
-    "PYTHONUNBUFFERED": "1",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 @dataclass
@@ -73,6 +67,11 @@ class Child:
             with suppress(psutil.Error):
                 process.send_signal(number)
 
+    def why(self) -> str:
+        """Why an exited process exited."""
+        code = self.process.returncode
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else self.tail() or f"exit code {code}"
+
     def tail(self, lines: int = 3) -> str:
         """For an error message: the reason that the process logged, or else the last lines of its log."""
         reasons = [
@@ -97,16 +96,15 @@ class Fleet:
     def start(
         self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, confined: bool = False
     ) -> Child:
-        """Start a process; `confined` ones, which run code that comes with a run, lose root's capabilities."""
+        """Start a process with `env` added to what it inherits; `confined` ones inherit nothing."""
         log = self.log(name)
-        full = [*_without_capabilities(), *command] if confined else list(command)
         with log.open("ab") as output:
             process = subprocess.Popen(
-                full,
+                list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **QUIET, "PATH": _path(), **(env or {})},
+                env={**({} if confined else environment.own()), **(env or {})},
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
@@ -158,6 +156,12 @@ class Fleet:
                 code = child.process.returncode
                 raise LaunchError(f"{child.name} ended with {code}: {child.tail()} (log: {child.log})")
 
+    def bury(self, name: str) -> None:
+        """End whatever an exited process left running: it is started again, and there must not be two."""
+        child = self.children.pop(name)
+        child.signal(signal.SIGKILL)
+        child.process.wait()
+
     def stop(self, *prefixes: str) -> None:
         """Stop processes by the prefix of their names (all without one): SIGTERM first, then SIGKILL."""
         chosen = [c for n, c in self.children.items() if not prefixes or n.startswith(prefixes)]
@@ -185,17 +189,5 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _path() -> str:
-    """Flower's programs start each other by name: those of this environment come first."""
-    return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-
-
 def _alive(child: Child) -> bool:
     return child.process.poll() is None or any(True for _ in child.family())
-
-
-def _without_capabilities() -> list[str]:
-    """As root, drop every capability, so that other users' files are out of reach; other users have none to drop."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        return []
-    return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]

@@ -28,8 +28,8 @@ CODES = frozenset((
 FIELDS = frozenset((
     "aggregator", "attempt", "best", "budget", "certificate", "charge", "cohort", "counts", "data", "deadline",
     "digest", "dtype", "evaluation", "evaluator", "farewell", "floor", "layers", "layout", "ledger", "length", "mixing",
-    "model", "policy", "quorum", "round", "run", "seed", "server", "settle", "shuffler", "site", "sites", "state",
-    "stream", "superlink", "superseded", "ticket", "tier", "training",
+    "model", "peer", "policy", "quorum", "roster", "round", "run", "seed", "server", "settle", "shuffler", "site",
+    "sites", "state", "stream", "superlink", "superseded", "ticket", "tier", "training",
     # at the gate: why a caller was refused
     "connections", "early", "expired", "foreign", "handshake", "request", "revoked", "role",
 ))

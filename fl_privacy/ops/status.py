@@ -30,7 +30,8 @@ LONGEST_TEXT = 300
 SIGNALS = ("KeyboardInterrupt", "SystemExit")  # how a server that was stopped reports its failure
 STOPPED = "stopped before it finished"
 GONE = "its processes exited before the run finished"
-NEVER, NOTHING = "never started", "no round was completed; start a new run"
+NEVER, NOTHING = "never started", "it ended before it was prepared; start a new run"
+CONFIG = Path("private", "federation.yaml")  # the config of a run on this machine, in its state folder
 IN_CONTAINERS = "in containers"
 AWAY = "it is copied here when it ends; until then: docker compose -p {project} ps, or logs server"
 
@@ -136,14 +137,12 @@ def _state(
 
 
 def resume_words(root: Path) -> str:
-    """The words after `fl-privacy` that resume a run, depending on how it was started; empty if there is no round."""
+    """The words after `fl-privacy` that resume a run, depending on how it was started; empty if nothing is there."""
     home = root.parent / ".state" / root.name
-    if (home / "compose.yaml").is_file():
+    if (home / "compose.yaml").is_file() or (home / CONFIG).is_file():
         return f"up --resume {shlex.quote(str(root))}"
-    if not any((root / "checkpoints").glob("round-*.safetensors")):
-        return ""
     if home.is_dir():
-        return f"up --resume {shlex.quote(str(root))}"
+        return f"up --resume {shlex.quote(str(root))}" if (root / "manifest.json").is_file() else ""
     kit = root.parent.parent
     return f"train {shlex.quote(str(kit)) if (kit / 'kit.yaml').is_file() else 'KIT'}"
 

@@ -13,15 +13,16 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self._offset, self._file = 0, -1
 
     def poll(self) -> list[dict[str, Any]]:
         """The events since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) < self._offset:
-                self._offset = 0  # it was rotated
+            number = os.fstat(file.fileno()).st_ino
+            if file.seek(0, os.SEEK_END) < self._offset or number != self._file:
+                self._offset, self._file = 0, number  # it was rotated
             file.seek(self._offset)
             data = file.read()
         whole = data.rfind(b"\n") + 1

@@ -29,6 +29,16 @@ class State:
         self.round, self.phase, self.answered, self.bytes = 0, "starting", 0, 0
         self.score = ""
         self.history: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+
+    def supervising(self, event: dict[str, Any]) -> None:
+        """An event of whoever restarts the processes of a run."""
+        match event["event"]:
+            case "fell":
+                reason = f": {event['reason']}" if event.get("reason") else ""
+                self.notes.append(f"{event['process']} exited{reason}; restarting it in {event['again_in']:g} s")
+            case "submitted":
+                self.notes.append(f"the run continues after round {event['after']}")
 
     def collecting(self, event: dict[str, Any]) -> None:
         """An event of the middleware."""
@@ -62,7 +72,7 @@ class View:
         self.state = State(rounds, cohort)
         self._console, self._middleware = console, middleware
         self._tails: list[tuple[Tail, Callable[[dict[str, Any]], None]]] | None = None
-        self._printed = 0
+        self._printed = self._noted = 0
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
         self._bar = Progress(TextColumn("round {task.completed}/{task.total}"), BarColumn(24))
         self._task = self._bar.add_task("", total=rounds)
@@ -81,6 +91,7 @@ class View:
     def __call__(self, run_dir: Path) -> None:
         if self._tails is None:
             takers = {"server": self.state.take, self._middleware: self.state.collecting}
+            takers["engine"] = self.state.supervising
             self._tails = [(Tail(run_dir / "logs" / f"{name}.log"), take) for name, take in takers.items()]
         for tail, take in self._tails:
             for event in tail.poll():
@@ -97,6 +108,9 @@ class View:
         return line
 
     def _print_rounds(self) -> None:
+        for note in self.state.notes[self._noted :]:
+            self._console.print(note, highlight=False, markup=False, soft_wrap=True)
+        self._noted = len(self.state.notes)
         for event in self.state.history[self._printed :]:
             text = f"round {event['round']:>3}  {score(event)}"
             if event.get("loss") is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.config import Federation, Hosts
+from fl_privacy.config.policy import shared_ledger
 from fl_privacy.deploy.parties import parties, serving
 from fl_privacy.errors import ConfigError
 from fl_privacy.roles import CORE, ROLES, SITES
@@ -76,6 +77,7 @@ def _service(federation: Federation, role: str, name: str, image: str, run: str,
     if known.has_node:
         site = federation.site(name)
         made["volumes"] += [f"{path}:{path}:ro" for path in (site.data, site.policy) if path]
+        made["volumes"] += [f"{path}:{path}" for path in [shared_ledger(site.policy)] if path]
         reserve(made, site.device)
     return made
 

@@ -10,7 +10,7 @@ from typing import Any
 from fl_privacy.config import Federation
 from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.engines import local, simulation
-from fl_privacy.deploy.engines.follow import Result, follow
+from fl_privacy.deploy.engines.follow import Follower, Result, Submitted
 from fl_privacy.deploy.engines.resume import Earlier, Start, check
 from fl_privacy.deploy.engines.workspace import Workspace
 from fl_privacy.deploy.plan import new_run_name
@@ -18,7 +18,7 @@ from fl_privacy.deploy.preflight.checks import disk, find_data
 from fl_privacy.errors import Interrupted, LaunchError
 from fl_privacy.models.initial import check as check_init
 
-ENGINES: dict[str, Callable[[Workspace], tuple[Any, int]]] = {"local": local.start, "simulation": simulation.start}
+ENGINES: dict[str, Callable[[Workspace], Submitted]] = {"local": local.start, "simulation": simulation.start}
 
 
 def up(
@@ -46,15 +46,15 @@ def up(
     began = time.monotonic()
     workspace = Workspace(federation, run, runs_dir.resolve(), data_dir)
     Start.model_validate({"engine": engine, "data_dir": data_dir and data_dir.resolve()}).write(workspace.home)
-    control = None
+    submitted = None
     try:
-        control, flower_run = ENGINES[engine](workspace)
-        end = follow(workspace.run_dir, control, flower_run, workspace.fleet.check, watch)
+        submitted = ENGINES[engine](workspace)
+        end = Follower(workspace.run_dir, submitted, workspace.supervisor.step, watch, workspace.log).end()
     except KeyboardInterrupt:
         raise Interrupted(workspace.run_dir) from None
     finally:
-        if control is not None:
-            control.close()
+        if submitted is not None:
+            submitted.control.close()
         workspace.clear()
     watch(workspace.run_dir)
     return Result.of(workspace.run_dir, end, time.monotonic() - began, _ledgers(workspace))

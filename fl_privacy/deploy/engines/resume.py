@@ -13,6 +13,7 @@ from fl_privacy.config import Federation
 from fl_privacy.config.changes import accepted, config_of
 from fl_privacy.errors import LaunchError
 from fl_privacy.ops.runs import find
+from fl_privacy.ops.status import CONFIG
 from fl_privacy.transcript.run import MANIFEST, load_manifest
 
 NOTE = "up.json"
@@ -48,23 +49,24 @@ class Earlier:
         return cls(run_dir, start)
 
     def federation(self) -> Federation:
-        """As the run's manifest has it, or for a run that is still in its containers, as the launcher wrote it."""
+        """As the run's manifest has it, or for a run without one (yet, or in its containers), as `up` wrote it."""
         if (self.run_dir / MANIFEST).exists():
             return config_of(load_manifest(self.run_dir)[0], str(self.run_dir / MANIFEST))
-        config = _home(self.run_dir) / "federation.yaml"
-        if not config.exists():
-            raise LaunchError(f"resume {self.run_dir.name}: {NEVER}")
-        return Federation.load(config)
+        home = _home(self.run_dir)
+        for config in (home / "federation.yaml", home / CONFIG):
+            if config.exists():
+                return Federation.load(config)
+        raise LaunchError(f"resume {self.run_dir.name}: {NEVER}")
 
 
 def check(run_dir: Path, federation: Federation) -> None:
     """Refuse to resume a run that has nothing to resume, or under another config."""
     name = run_dir.name
-    if not (run_dir / MANIFEST).exists():
-        raise LaunchError(f"resume {name}: {NEVER}")
+    if not (run_dir / MANIFEST).exists():  # it was interrupted while it started, and nobody knows it yet
+        if not (_home(run_dir) / CONFIG).exists():
+            raise LaunchError(f"resume {name}: {NEVER}")
+        return
     manifest = load_manifest(run_dir)[0]
-    if not any((run_dir / "checkpoints").glob("round-*.safetensors")):
-        raise LaunchError(f"resume {name}: no round was completed; start a new run with fl-privacy up CONFIG")
     changed = {change.field for change in accepted(manifest, federation, name)}
     if manifest.get("status") == "completed" and "rounds" not in changed:
         done = manifest.get("rounds") or federation.rounds

@@ -7,7 +7,11 @@ import os
 import sys
 
 from fl_privacy.deploy import flower
+from fl_privacy.deploy.commands import Process
+from fl_privacy.deploy.engines.follow import Submitted
 from fl_privacy.deploy.engines.workspace import Workspace
+from fl_privacy.deploy.plan import ServerPlan
+from fl_privacy.deploy.supervise import Watched
 
 
 class Running:
@@ -20,7 +24,7 @@ class Running:
         """Nothing is open."""
 
 
-def start(workspace: Workspace) -> tuple[Running, int]:
+def start(workspace: Workspace) -> Submitted:
     """Start the middleware, and the process that runs the ServerApp and forks the sites."""
     workspace.prepare()
     workspace.start_middleware()
@@ -37,11 +41,16 @@ def start(workspace: Workspace) -> tuple[Running, int]:
     # Flower's runtime waits for each of them in a thread of a pool, which Python limits to this many.
     resident = sites <= min(32, cores + 4)
     processes = sites if resident else min(cores, workspace.federation.cohort)
-    workspace.write_server_plan(invite_every_round=not resident)
+
+    def plan() -> None:
+        workspace.write_server_plan(invite_every_round=not resident)
+
+    plan()
     command = [sys.executable, "-m", "client_app.forks", "--home", str(workspace.private)]
     command += ["--sites", str(sites), "--processes", str(processes)]
-    workspace.fleet.start("simulation", command, flower.direct())
-    return Running(), 0
+    workspace.supervise(Watched(Process("simulation", command), flower.direct(), plan))
+    # A process that was restarted continues the run by itself.
+    return Submitted(Running(), 0, lambda: 0, ServerPlan.lock(workspace.private))
 
 
 def _cores() -> int:

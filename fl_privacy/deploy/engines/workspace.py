@@ -6,28 +6,28 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fl_privacy.config import Address, Federation
-from fl_privacy.deploy import ledgers
-from fl_privacy.deploy.commands import Ports, Process, environment, processes
+from fl_privacy.deploy import ledgers, rosters
+from fl_privacy.deploy.commands import Ports, Process, processes, variables
 from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.place import Place
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.deploy.processes import Fleet
+from fl_privacy.deploy.supervise import OFTEN, Backoff, Supervisor, Watched
 from fl_privacy.errors import LaunchError
+from fl_privacy.identity.accepted import accept_here
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import Authority
+from fl_privacy.ops.log import Log
 from fl_privacy.roles import ROLES, RUN
 from fl_privacy.tasks import accepted
 
 HOSTS = ("127.0.0.1", "localhost")
 ANY_PORT = "127.0.0.1:0"
-START = 90.0
-# Files of this user are out of reach for root without capabilities, which is how SuperNodes run here.
-PRIVATE_UID = 61183
 
 
 @dataclass
@@ -39,6 +39,8 @@ class Workspace:
     runs_dir: Path
     data_dir: Path | None
     fleet: Fleet = field(init=False)
+    log: Log = field(init=False)
+    supervisor: Supervisor = field(init=False)
     addresses: dict[str, list[Address]] = field(default_factory=lambda: defaultdict(list))  # by what they serve as
 
     def __post_init__(self) -> None:
@@ -48,6 +50,8 @@ class Workspace:
         self.config = self.private / "federation.yaml"
         self.sites = ledgers.folder(self.federation, self.runs_dir)
         self.fleet = Fleet(self.run_dir / "logs", self.home / "pids.json")
+        self.log = Log("engine", self.fleet.log("engine"))
+        self.supervisor = Supervisor(self.fleet, self.log)
         # Unix socket paths are short, and a runs or temporary folder may lie deep.
         self.sockets = Path(tempfile.mkdtemp(prefix="flp-", dir="/tmp" if os.access("/tmp", os.W_OK) else None))
         self.sockets.chmod(0o711)
@@ -63,8 +67,7 @@ class Workspace:
             self.private.chmod(0o700)
             self._keep_init()
             self.config.write_text(self.federation.to_yaml())
-            pki = self.runs_dir / "pki"
-            authority = Authority.open(pki)
+            authority = Authority.open(self.runs_dir / "pki")
             for role, name in parties(self.federation):
                 place = self.place(role, name)
                 place.state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,11 +75,18 @@ class Workspace:
                 if place.role.has_node and self.federation.task.is_own:
                     accepted.accept(self.federation, place.state)  # whoever runs all sites here chose this code
                 authority.keep(Identity(self.federation.name, role, name), place.keys.folder, hosts)
+            self._enlist(authority)
         except OSError as error:
             raise LaunchError(f"runs-dir {self.runs_dir}: {error.strerror or error}; use another --runs-dir") from None
-        if os.geteuid() == 0:
-            for folder in (self.private, pki, self.sites):
-                _give(folder, PRIVATE_UID)
+
+    def _enlist(self, authority: Authority) -> None:
+        """The run's own roster, with the run's own keys; whoever runs all sites here accepts it for them."""
+        file = self.private / "roster.json"
+        roster = authority.enlist(self.federation.name, rosters.here(self.federation, authority, self.keys), file)
+        for place in (self.place(*party) for party in parties(self.federation)):
+            rosters.share(file, place.keys.folder)
+            if place.role.has_node:
+                accept_here(roster, place.state)
 
     def _keep_init(self) -> None:
         """The run's own copy of the file that it starts from: a resumed run needs it too."""
@@ -106,27 +116,36 @@ class Workspace:
             middleware=tuple(dialled.get("middleware", ())),
             evaluator=next(iter(dialled.get("evaluator", ())), None),
             data=self.data_dir,
+            trial=True,
             records=self.runs_dir / RUN / known.records / name if self.federation.audit else None,
         )
 
-    def start(self, place: Place, own: Iterable[Process]) -> None:
-        """Start processes of a party, named after it unless they bear its name."""
+    def start(self, place: Place, own: Iterable[Process], renew: Callable[[], None] = lambda: None) -> list[Watched]:
+        """Start processes of a party, named after it unless they bear its name; `renew` is called before a restart."""
         place.run.mkdir(exist_ok=True, mode=0o711)
+        started = []
         for process in own:
             name = process.name if process.name == place.name else f"{process.name}-{place.name}"
-            self.fleet.start(name, process.command, {**environment(place), **process.env}, process.confined)
+            started.append(Watched(replace(process, name=name), variables(place, process), renew))
+            self.supervise(started[-1])
+        return started
+
+    def supervise(self, one: Watched) -> None:
+        """Start a process, and start it again if it exits; one that keeps exiting fails the run."""
+        one.backoff = Backoff(OFTEN)
+        self.supervisor.start(one)
 
     def start_middleware(self) -> None:
         """The route's processes, each on a free port of its own choosing; those that dial others come after them."""
         found = self.federation.route.parties()
         for dials in (False, True):
-            wave = [(role, name) for role, name in found if bool(ROLES[role].dials) is dials]
-            for role, name in wave:
+            wave = []
+            for role, name in ((role, name) for role, name in found if bool(ROLES[role].dials) is dials):
                 place = self.place(role, name)
-                self.start(place, processes(place, Ports.free()))
-            for role, name in wave:
-                address = str(self.fleet.wait_for(name, "listening", START)["address"])
-                self.addresses[ROLES[role].serves].append(address)
+                wave += [(ROLES[role].serves, one) for one in self.start(place, processes(place, Ports.free()))]
+            for serves, one in wave:
+                self.supervisor.wait(one)
+                self.addresses[serves].append(one.address)
 
     def write_server_plan(self, invite_every_round: bool = False) -> None:
         """What the ServerApp finds through the run config's `home`."""
@@ -139,10 +158,3 @@ class Workspace:
             self.fleet.stop()
         finally:
             shutil.rmtree(self.sockets, ignore_errors=True)
-
-
-def _give(folder: Path, uid: int) -> None:
-    folder.chmod(0o700)
-    os.chown(folder, uid, -1)
-    for path in folder.rglob("*"):
-        os.chown(path, uid, -1, follow_symlinks=False)

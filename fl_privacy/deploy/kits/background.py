@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from fl_privacy.deploy import ledgers
+from fl_privacy.deploy import environment, ledgers
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.preflight.of_kit import run as check
 from fl_privacy.errors import ConfigError, LaunchError
@@ -61,10 +61,11 @@ def start(folder: Folder) -> dict[str, Any]:
 def _launch(folder: Folder, log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "fl_privacy", "serve", str(folder.path)],
+            [sys.executable, "-P", "-m", "fl_privacy", "serve", str(folder.path)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            env=environment.own(),
             start_new_session=True,
         )
 

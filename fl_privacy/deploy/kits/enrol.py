@@ -14,12 +14,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fl_privacy.config import Federation
+from fl_privacy.deploy import rosters
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.errors import LaunchError, ProtocolError
 from fl_privacy.files import write_public, write_secret
 from fl_privacy.identity import pki, requests
+from fl_privacy.identity.accepted import is_accepted
 from fl_privacy.identity.keyring import Identity, Keyring, load_crl
-from fl_privacy.identity.pki import Authority, Record, fingerprint, load_certificate, load_key
+from fl_privacy.identity.pki import Authority, Record, load_certificate, load_key
+from fl_privacy.identity.roster import install as install_roster
+from fl_privacy.identity.signing import fingerprint, sign_text, verify_text
 from fl_privacy.roles import ROLES
 
 MAX_DAYS = 825
@@ -70,9 +75,9 @@ def _write_request(
     node = _node_key(Folder.open(kit).node_key) if ROLES[identity.role].has_node else None
     text = csr.public_bytes(serialization.Encoding.PEM).decode()
     made = requests.Request(identity=identity.uri, hosts=hosts, csr=text, node=node)
-    proof: dict[str, Any] = {"signature": requests.sign_text(key, made.payload)}
+    proof: dict[str, Any] = {"signature": sign_text(key, made.payload)}
     if old is not None:
-        proof["renewal"] = requests.Renewal(certificate=old[1], signature=requests.sign_text(old[0], made.payload))
+        proof["renewal"] = requests.Renewal(certificate=old[1], signature=sign_text(old[0], made.payload))
     made = made.model_copy(update=proof)
     target = out or kit
     target = target / f"{identity.name}.request.json" if target.is_dir() else target
@@ -81,15 +86,30 @@ def _write_request(
 
 
 def sign(
-    authority: Authority, files: Sequence[Path], days: int | None = None, out: Path | None = None, replace: bool = False
+    authority: Authority,
+    files: Sequence[Path],
+    days: int | None = None,
+    out: Path | None = None,
+    replace: bool = False,
+    federation: Federation | None = None,
 ) -> list[dict[str, Any]]:
-    """Sign requests: all of them, or none if one is refused. No other party's certificate changes."""
+    """Sign requests: all of them, or none if one is refused. No other party's certificate changes.
+
+    With `federation`, the files bring along its next roster, which has the new keys.
+    """
     if days is not None and not 1 <= days <= MAX_DAYS:
         raise LaunchError(f"days: {days} was given; use 1 to {MAX_DAYS}")
     asked = [requests.check(requests.read(requests.Request, path, "request"), path) for path in files]
+    for request in asked:
+        named = request.identity.federation
+        if federation is not None and named != federation.name:
+            raise LaunchError(f"request {request.source}: of federation {named!r}, not {federation.name!r}")
     with authority.locked():
         _admit(authority, asked, replace)
-        made = [_sign_one(authority, one, days, out) for one in asked]
+        certificates = [authority.certify(one.identity, one.key, one.request.hosts, days) for one in asked]
+        if federation is not None:
+            rosters.enlist(federation, authority)
+        made = [_hand_out(authority, *pair, out) for pair in zip(asked, certificates, strict=True)]
         records, revoked = authority.records(), authority.revoked()
     for one in made:
         one["shared"] = shared(one["hosts"], one["identity"], records, revoked)
@@ -155,7 +175,7 @@ def _check_renewal(authority: Authority, one: requests.CheckedRequest) -> None:
         old.verify_directly_issued_by(authority.certificate)
         if Identity.of(old) != one.identity:
             raise ValueError
-        requests.verify_text(old.public_key(), one.request.renewal.signature, one.request.payload)
+        verify_text(old.public_key(), one.request.renewal.signature, one.request.payload)
         if old.serial_number in authority.revoked():
             raise LaunchError(
                 f"request {one.source}: the certificate of {one.identity.uri} was revoked, so its old key cannot "
@@ -169,17 +189,19 @@ def _check_renewal(authority: Authority, one: requests.CheckedRequest) -> None:
         ) from None
 
 
-def _sign_one(authority: Authority, one: requests.CheckedRequest, days: int | None, out: Path | None) -> dict[str, Any]:
-    certificate = authority.certify(one.identity, one.key, one.request.hosts, days)
-    revoked = authority.revocations()
+def _hand_out(
+    authority: Authority, one: requests.CheckedRequest, certificate: x509.Certificate, out: Path | None
+) -> dict[str, Any]:
+    revoked, roster = authority.revocations(), authority.roster_file(one.identity.federation)
     made = requests.Signed(
         identity=one.identity.uri,
         certificate=certificate.public_bytes(serialization.Encoding.PEM).decode(),
         ca=authority.pem.decode(),
         node=one.request.node,
         revoked=None if revoked is None else revoked.decode(),
+        roster=roster.read_text() if authority.roster(one.identity.federation) else None,
     )
-    made = made.model_copy(update={"signature": requests.sign_text(authority.key, made.payload)})
+    made = made.model_copy(update={"signature": sign_text(authority.key, made.payload)})
     target = (out or one.source.parent) / f"{one.identity.name}.signed.json"
     write_public(target, made.model_dump_json(indent=1, exclude_none=True).encode())
     until = certificate.not_valid_after_utc.isoformat()
@@ -187,11 +209,24 @@ def _sign_one(authority: Authority, one: requests.CheckedRequest, days: int | No
 
 
 def install(kit: Path, file: Path) -> dict[str, Any]:
-    """Install what the authority sent: our certificate, its revocations or, at a superlink, a site's node key."""
+    """Install what the authority sent: our certificate, its revocations or roster or, at a superlink, a node key.
+
+    `accept` is the serial of a roster that the site's operator has yet to accept.
+    """
+    found, folder = _install(kit, file), Folder.open(kit)
+    listed = Keyring(folder.keys.folder)
+    if not folder.role.has_node or not listed.roster_file.exists() or is_accepted(listed.roster(), folder.state):
+        return found
+    return {**found, "accept": listed.roster().serial}
+
+
+def _install(kit: Path, file: Path) -> dict[str, Any]:
     identity, _ = party(kit)
     data = requests.bounded(file, requests.MAX_SIGNED, "file")
     if data.lstrip().startswith(_CRL):
         return _install_crl(kit, file, data)
+    if rosters.is_one(data):
+        return rosters.install(Keyring(kit / "keys"), identity.federation, file, data)
     signed = requests.read(requests.Signed, file, "signed file", requests.MAX_SIGNED)
     where = f"signed file {file}"
     keys = Keyring(kit / "keys")
@@ -213,11 +248,13 @@ def _check_signed(signed: requests.Signed, keys: Keyring, where: str) -> x509.Ce
             raise LaunchError(f"{where}: signed by another authority than {known}; ask that one to sign")
         certificate = x509.load_pem_x509_certificate(signed.certificate.encode())
         certificate.verify_directly_issued_by(authority)
-        requests.verify_text(authority.public_key(), signed.signature, signed.payload)
+        verify_text(authority.public_key(), signed.signature, signed.payload)
         if Identity.of(certificate).uri != signed.identity:
             raise ValueError
         if signed.revoked is not None:
             load_crl(signed.revoked.encode(), authority)
+        if signed.roster is not None:
+            rosters.check(signed.roster.encode(), authority, Identity.of(certificate).federation)
     except (*requests.BROKEN, ProtocolError):
         raise LaunchError(f"{where}: not as its authority signed it; ask for it again") from None
     keys.refuse_revoked(certificate)
@@ -262,9 +299,12 @@ def _install_node(kit: Path, site: Identity, signed: requests.Signed, where: str
 
 
 def _install_brought(keys: Keyring, signed: requests.Signed) -> None:
-    """Install the revocations in a signed file, unless newer ones are in place."""
+    """Install the revocations and the roster in a signed file, unless newer ones are in place."""
+    authority = load_certificate(keys.authority_file)
     if signed.revoked is not None:
-        pki.install_crl(keys.revoked_file, signed.revoked.encode(), load_certificate(keys.authority_file))
+        pki.install_crl(keys.revoked_file, signed.revoked.encode(), authority)
+    if signed.roster is not None:
+        install_roster(keys.roster_file, signed.roster.encode(), authority)
 
 
 def _install_crl(kit: Path, file: Path, data: bytes) -> dict[str, Any]:

@@ -54,7 +54,8 @@ class Kit(Model):
     )
     device: str | None = Field(None, pattern=DEVICE, description="a site's device")
     data: Path | None = Field(None, description="data folder of a site, of the server and of the evaluator")
-    policy: Path | None = Field(None, description="a site's own policy")
+    policy: Path | None = Field(None, description="a site's own policy, if it is not policy.yaml in the kit")
+    trial: bool = Field(False, description="all keys were made on one machine: a site may run without a policy")
     runs: Path = Field(Path("runs"), description="where the server keeps runs")
 
 
@@ -91,7 +92,7 @@ class Folder:
 
     @property
     def keys(self) -> Keyring:
-        return Keyring(self.path / "keys")
+        return Keyring(self.path / "keys", self.state if self.role.has_node else None)
 
     @property
     def node_key(self) -> Path:
@@ -149,13 +150,21 @@ class Folder:
             metrics=kit.metrics,
             events=self.logs / "events.jsonl",
             proxy=kit.proxy,
+            trial=kit.trial,
         )
+
+    @property
+    def policy(self) -> Path | None:
+        """The site's policy: where kit.yaml says, or policy.yaml beside it. Provisioning writes neither."""
+        named = self.at(self.kit.policy)
+        usual = self.path / "policy.yaml"
+        return named if named is not None or not usual.exists() else usual
 
     @property
     def own_federation(self) -> Federation:
         """The federation with this site's own device, data and policy in it; the digest is the same."""
         kit = self.kit
-        own = {"device": kit.device, "data": self.at(kit.data), "policy": self.at(kit.policy)}
+        own = {"device": kit.device, "data": self.at(kit.data), "policy": self.policy}
         given = {key: value for key, value in own.items() if value is not None}
         sites = tuple(
             site.model_copy(update=given) if self.role.has_node and site.name == kit.name else site
@@ -191,7 +200,7 @@ def _owners(role: Role) -> Iterator[tuple[str, str, str]]:
         yield (
             "policy",
             "policy.yaml",
-            "What this site allows; see docs/privacy.md. Without it, all that the config asks.",
+            "What this site allows, if it is not policy.yaml in this folder; see `fl-privacy site policy .`.",
         )
     if role.dials:
         yield "proxy", "http://proxy.example.org:3128", "An HTTP proxy for outgoing connections; without a password."

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from fl_privacy.addresses import port_of, show
+from fl_privacy.config.policy import shared_ledger
 from fl_privacy.deploy.engines import compose as services
 from fl_privacy.deploy.kits.kit import Folder, Kit
 from fl_privacy.roles import ROLES
@@ -61,9 +62,11 @@ def _outside(folder: Folder) -> list[tuple[Path, bool]]:
     if role.has_node:
         site = folder.own_federation.site(kit.name)
         found = [(kit.data or site.data, False), (kit.policy or site.policy, False)]
+        found.append((shared_ledger(site.policy), True))
     if role.starts_runs:
         found.append((kit.runs, True))
-    return [(path, writes) for path, writes in found if path is not None and path.is_absolute()]
+    outside = [(path, writes) for path, writes in found if path is not None and path.is_absolute()]
+    return [(path, writes) for path, writes in outside if not path.is_relative_to(folder.path)]
 
 
 def _mount(path: Path, writes: bool) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from fl_privacy.addresses import host_of, parse, port_of, show
 from fl_privacy.config import Address, Federation, Hosts, Pinned
-from fl_privacy.deploy import flower
+from fl_privacy.deploy import flower, rosters
 from fl_privacy.deploy.kits import kit_files
 from fl_privacy.deploy.kits.kit import Folder, Kit, read_kit, write_kit
 from fl_privacy.deploy.parties import dialled, parties, starter
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.files import write_secret
+from fl_privacy.identity import roster
+from fl_privacy.identity.accepted import accept
 from fl_privacy.identity.anchor import Anchor
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import Authority, install_crl
@@ -64,6 +66,7 @@ def provision(
         for role, name in wanted:
             folder = out / name
             kit = _with_own(folder, _kit(federation, federation.hosts, role, name, chosen))
+            kit = kit.model_copy(update={"trial": signer is not None and ROLES[role].has_node})
             _write(folder, kit, _with_init(folder, federation, (role, name) == starter(federation)))
             if ROLES[role].secret:
                 write_secret(folder / "secret", secret)
@@ -78,6 +81,10 @@ def provision(
             made.append(folder)
         if signer is not None:
             _introduce(out, federation, signer)
+            members = rosters.here(federation, signer, lambda _, name: Keyring(out / name / "keys"))
+            signer.enlist(federation.name, members)
+        if authority is not None:
+            _enlist(made, federation.name, authority, accepted_here=sign)
     except OSError as error:
         raise LaunchError(
             f"out {out}: {error.filename}: {error.strerror}; free some space or use another --out"
@@ -168,6 +175,18 @@ def _sign(folder: Folder, authority: Authority) -> None:
     if folder.role.has_node and not folder.node_key.exists():
         folder.node_key.parent.mkdir(exist_ok=True, mode=0o700)
         (folder.node_key.parent / "node.pub").write_bytes(flower.node_key(folder.node_key))
+
+
+def _enlist(kits: list[Path], federation: str, authority: Anchor, accepted_here: bool) -> None:
+    """Give every kit the newest roster, if there is one; in trials, one person runs all sites and accepts it."""
+    found = authority.roster(federation)
+    if found is None:
+        return
+    data = authority.roster_file(federation).read_bytes()
+    for folder in map(Folder.open, kits):
+        roster.install(folder.keys.roster_file, data, authority.certificate)
+        if accepted_here and folder.role.has_node:
+            accept(found, folder.state)
 
 
 def _introduce(out: Path, federation: Federation, authority: Authority) -> None:

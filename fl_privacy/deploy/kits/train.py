@@ -6,16 +6,17 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fl_privacy.config import Pinned
 from fl_privacy.config.changes import accepted
 from fl_privacy.deploy import flower
-from fl_privacy.deploy.commands import LOOPBACK, START, Ports, processes
-from fl_privacy.deploy.engines.follow import Result, follow
+from fl_privacy.deploy.commands import LOOPBACK, START, Ports
+from fl_privacy.deploy.engines.follow import Follower, Result, Submitted
 from fl_privacy.deploy.flower import Unanswered
 from fl_privacy.deploy.kits.kit import Folder
-from fl_privacy.deploy.kits.serve import Supervisor, Watched, alone, check_own, prepare
+from fl_privacy.deploy.kits.serve import alone, check_own, healthy, prepare, supervisor
 from fl_privacy.deploy.parties import starter
 from fl_privacy.deploy.plan import ServerPlan, new_run_name
 from fl_privacy.deploy.preflight.checks import disk
@@ -29,7 +30,7 @@ from fl_privacy.transcript.run import MANIFEST, anchor, load_manifest
 POLL = 0.2
 RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,127}"
 REACH = 300.0  # seconds to reach the SuperLink
-OFTEN = 8.0  # seconds of pause before a restart: the process has exited three times by then
+OFTEN = 4.0  # seconds of pause before a restart: the process has exited four times by then
 
 
 def train(
@@ -89,35 +90,30 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     began, run_dir = time.monotonic(), runs / run
     fleet = Fleet(run_dir / "logs", folder.run / "pids.json")
     ports = Ports.free()
-    supervisor = Supervisor(folder, fleet, Log("server"), [Watched(p) for p in processes(folder.place, ports)])
+    watching = supervisor(folder, fleet, Log("server"), ports)
     control = None
 
     def check() -> None:
-        supervisor.step()
-        if any(one.process.name == "superexec" and one.pause > OFTEN for one in supervisor.watched):
+        watching.step()
+        if any(one.name == "superexec" and one.backoff.pause > OFTEN for one in watching.watched):
             raise LaunchError("superexec: keeps exiting; copy secret from the superlink's kit")
-        if supervisor.healthy:
+        if healthy(folder, watching):
             (folder.run / "healthy").touch()
         fleet.trim()
 
     try:
         write_public(anchor(run_dir), folder.keys.authority_file.read_bytes())
-        ServerPlan.of(folder.place, run_dir, fleet.log("server")).write(folder.run)
         until = time.monotonic() + START
-        while not all(one.up for one in supervisor.watched):
+        while not watching.all_up:
             check()
             if time.monotonic() > until:
                 raise LaunchError(f"server: its processes did not come up within {START:g} s; see {run_dir / 'logs'}")
             time.sleep(POLL)
         control = flower.Control(f"{LOOPBACK}:{ports.relay}", folder.run / "relay.pem")
-        supervisor.log("reaching", superlink=folder.kit.superlink)
-        try:
-            control.wait(check, REACH)
-        except Unanswered:
-            see = f"run fl-privacy preflight {folder.path} to find out why"
-            raise LaunchError(f"superlink {folder.kit.superlink}: no answer within {REACH:g} s; {see}") from None
-        started = control.start_run({"home": str(folder.run)}, flower.build_app())
-        end = follow(run_dir, control, started, check, watch)
+        watching.log("reaching", superlink=folder.kit.superlink)
+        submit = partial(_submit, folder, run_dir, fleet, control, check)
+        submitted = Submitted(control, submit(), submit, ServerPlan.lock(folder.run))
+        end = Follower(run_dir, submitted, check, watch, watching.log).end()
     except KeyboardInterrupt:
         # The ServerApp is stopped together with its executor and cannot log this itself.
         Log("server", run_dir / "logs" / "server.log")("failed", run=run, reason="KeyboardInterrupt: train was stopped")
@@ -132,6 +128,17 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     if end[0] == "completed":
         (folder.state / "unfinished").unlink(missing_ok=True)
     return Result.of(run_dir, end, time.monotonic() - began, [])
+
+
+def _submit(folder: Folder, run_dir: Path, fleet: Fleet, control: flower.Control, check: Callable[[], None]) -> int:
+    """Give the run to Flower, once the SuperLink answers; returns Flower's number of it."""
+    try:
+        control.wait(check, REACH)
+    except Unanswered:
+        see = f"run fl-privacy preflight {folder.path} to find out why"
+        raise LaunchError(f"superlink {folder.kit.superlink}: no answer within {REACH:g} s; {see}") from None
+    ServerPlan.of(folder.place, run_dir, fleet.log("server")).write(folder.run)
+    return control.start_run({"home": str(folder.run)}, flower.build_app())
 
 
 def _check_resumed(folder: Folder, run: str, asked: bool) -> None:

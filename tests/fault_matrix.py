@@ -1,0 +1,108 @@
+"""Which process is killed at which moment of a round, and the federations that this is tried on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SELF = "self"
+SERVICE = "fl_privacy.round.service:Middleware"
+JOURNAL = "fl_privacy.round.journal:Journal"
+SHUFFLER, AGGREGATOR = "shuffler_app.service:Shuffler", "aggregator_app.service:Aggregator"
+SITE, LOOP = "client_app.site:Site", "server_app.loop:Coordinator"
+
+
+class Fault(NamedTuple):
+    """SIGKILL for `victim` when `point` is called (`before`) or has returned (`after`) in a process of this command."""
+
+    phase: str
+    point: str
+    when: str
+    victim: str = SELF
+    process: str = ""
+
+
+def at_phases(victim: str) -> tuple[Fault, ...]:
+    """For a process without phases of its own: it is killed in those of the shuffler and the server."""
+    return (
+        Fault("opened", f"{JOURNAL}.open", "after", victim),
+        Fault("uploading", f"{SERVICE}._receive", "before", victim),
+        Fault("closed", f"{SHUFFLER}.hand_out", "before", victim),
+        Fault("released", f"{SHUFFLER}.hand_out", "after", victim),
+        Fault("checkpointing", f"{LOOP}._checkpoint", "before", victim),
+    )
+
+
+BY_SHUFFLER: dict[str, tuple[Fault, ...]] = {
+    "shuffler": (
+        Fault("opened", f"{JOURNAL}.open", "after"),
+        Fault("uploading", f"{SERVICE}._receive", "before"),
+        Fault("closed", f"{SHUFFLER}.hand_out", "before"),
+        Fault("release journalled", f"{JOURNAL}.release", "after"),
+        Fault("released", f"{SHUFFLER}.hand_out", "after"),
+        Fault("confirmed", f"{SHUFFLER}.settle", "after"),
+    ),
+    "worker": (
+        Fault("opened", f"{SITE}._round", "before"),
+        Fault("trained", f"{SITE}._train", "after"),
+        Fault("charged", "fl_privacy.dp.ledger:Ledger.charge", "after"),
+        Fault("uploading", "fl_privacy.wire.client:submit", "before"),
+        Fault("uploaded", "fl_privacy.wire.client:submit", "after"),
+    ),
+    "ServerApp": (
+        Fault("asked", "server_app.asking:Asking.keep", "after"),
+        Fault("opened", "fl_privacy.round.collector:Collector.open", "after"),
+        Fault("released", f"{LOOP}._record", "before"),
+        Fault("recorded", f"{LOOP}._record", "after"),
+        Fault("checkpointing", "fl_privacy.round.checkpoints:Checkpoints.save", "before"),
+        Fault("checkpointed", "fl_privacy.round.checkpoints:Checkpoints.save", "after"),
+    ),
+    "SuperLink": at_phases("superlink"),
+    "SuperNode": at_phases("supernode-site-1"),
+    "ClientApp": at_phases("supernode-site-2/clientapp"),
+}
+BY_SHARDS: dict[str, tuple[Fault, ...]] = {
+    "aggregator": (
+        Fault("opened", f"{JOURNAL}.open", "after"),
+        Fault("uploading", f"{SERVICE}._receive", "before"),
+        Fault("closed", f"{AGGREGATOR}.hand_out", "before"),
+        Fault("settling", f"{AGGREGATOR}.settle", "before"),
+        Fault("shard saved", "aggregator_app.state:ShardStore.save", "after"),
+        Fault("settled", f"{AGGREGATOR}.settle", "after"),
+    ),
+    "evaluator": tuple(
+        Fault(phase, point, when, process="aggregator_app.evaluator")
+        for phase, point, when in (
+            ("asked", "fl_privacy.wire.client:fetch", "before"),
+            ("evaluating", "fl_privacy.tasks.workload:Workload.evaluate", "before"),
+            ("evaluated", "fl_privacy.tasks.workload:Workload.evaluate", "after"),
+        )
+    ),
+}
+# What only kits have, and what they start in another way than the local engine.
+BY_KITS: dict[str, tuple[Fault, ...]] = {
+    "gate": at_phases("gate"),
+    "relay of a site": at_phases("relay@site-0"),
+    "relay of the server": at_phases("relay@server"),
+    "SuperExec": at_phases("superexec@server"),
+    "others in kits": (
+        Fault("released", f"{LOOP}._record", "before"),
+        Fault("uploading", f"{SERVICE}._receive", "before", "superlink@superlink"),
+        Fault("uploading", f"{SERVICE}._receive", "before", "supernode@site-1"),
+        Fault("closed", f"{SHUFFLER}.hand_out", "before"),
+        Fault("charged", "fl_privacy.dp.ledger:Ledger.charge", "after"),
+    ),
+}
+FAULTS = BY_SHUFFLER | BY_SHARDS | BY_KITS
+# One kill per process: what `make test` does.
+ONCE = {
+    "shuffler": [
+        BY_SHUFFLER["shuffler"][3],
+        BY_SHUFFLER["worker"][2],
+        BY_SHUFFLER["ServerApp"][2],
+        BY_SHUFFLER["SuperLink"][1],
+        BY_SHUFFLER["SuperNode"][1],
+        BY_SHUFFLER["ClientApp"][2],
+    ],
+    "shards": [BY_SHARDS["aggregator"][4], BY_SHARDS["evaluator"][1]],
+    "kits": [BY_KITS["gate"][1], BY_KITS["relay of a site"][1], BY_KITS["relay of the server"][1]],
+}
