@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from pyarrow import parquet
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import arrays
 from fl_privacy.tasks.arrays import Arrays
+from profiles import examples
 
 PART = np.array(["test", "train", "train"] * 10)
 X = np.arange(30 * 6, dtype=np.int16).reshape(30, 3, 2)
@@ -59,7 +61,7 @@ def test_both_formats_give_the_records_that_the_config_describes(write: Any, tmp
     assert (found.train.x.dtype, found.train.y.dtype) == (np.float32, np.int64)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     x=hnp.arrays(st.sampled_from([np.float32, np.uint8, np.int64]), (40, 4), elements=st.integers(0, 200)),
     y=hnp.arrays(np.float64, 40, elements=st.floats(-1e6, 1e6)),
@@ -95,8 +97,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     x[4, 0, 0], y[7], y[8] = np.nan, 3, -1
     text = problems(made(), npz(tmp_path, x=x, y=y))
     assert text.startswith(f"data: 3 problems in {tmp_path}: a.npz, array 'x', record 4 (from 0): not a finite number")
-    for record in (7, 8):
-        assert f"a.npz, array 'y', record {record} (from 0): not a class from 0 to 2 (correct it" in text
+    assert "a.npz, array 'y', records 7, 8 (from 0): not a class from 0 to 2 (correct it" in text
     text = problems(made(x={"name": "u", "shape": [6]}, y={"name": "v", "classes": 2}), tmp_path)
     assert "array 'u': missing" in text
     assert "array 'v': missing" in text
@@ -133,8 +134,103 @@ def test_a_bad_parquet_is_refused(tmp_path: Path, named: dict[str, Any], reason:
     assert reason in problems(made(), parquet_file(tmp_path, **named))
 
 
+def zipped(folder: Path, how: int = zipfile.ZIP_DEFLATED, **named: bytes) -> Path:
+    """An .npz file with these members instead of its own, or besides them."""
+    npz(folder)
+    with zipfile.ZipFile(folder / "a.npz") as source:
+        members = {name: source.read(name) for name in source.namelist()} | named
+    with zipfile.ZipFile(folder / "a.npz", "w", how) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return folder
+
+
+def npy(header: str, content: bytes = b"") -> bytes:
+    """A member of an .npz file, whatever its header says."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + content
+
+
+NPY = {
+    "no array": b"text",
+    "half a header": npy("{'descr': '<f4',"),
+    "brackets": npy("(" * 16),
+    "a list": npy("[1, 2]"),
+    "too many numbers": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (30, 1000000000000), }"),
+    "objects": npy("{'descr': '|O', 'fortran_order': False, 'shape': (30,), }", b"cos\nsystem\n(S'true'\ntR."),
+}
+
+
+@pytest.mark.parametrize("kind", NPY)
+def test_a_member_that_is_no_array_of_numbers_is_refused(tmp_path: Path, kind: str) -> None:
+    assert "a.npz: not readable" in problems(made(), zipped(tmp_path, **{"x.npy": NPY[kind]}))
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_compressed_file_is_refused(tmp_path: Path, how: int) -> None:
+    path = zipped(tmp_path, how) / "a.npz"
+    whole = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("x.npy").header_offset + 30 + len("x.npy")
+    whole[start + 40 : start + 60] = (byte ^ 255 for byte in whole[start + 40 : start + 60])
+    path.write_bytes(whole)
+    assert "a.npz: not readable" in problems(made(), tmp_path)
+
+
+def test_a_file_with_a_password_is_refused(tmp_path: Path) -> None:
+    path = npz(tmp_path) / "a.npz"
+    whole = bytearray(path.read_bytes())
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        whole[whole.index(mark) + place] |= 1
+    path.write_bytes(whole)
+    assert "a.npz: not readable" in problems(made(), tmp_path)
+
+
+def test_a_second_member_of_the_same_name_does_not_hide_the_size_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numpy reads the member `x` before `x.npy`, as bytes if it is no array."""
+    out = io.BytesIO()
+    np.save(out, X)
+    zipped(tmp_path, x=bytes(2**24))
+    monkeypatch.setattr(arrays, "LARGEST", 2**20)
+    assert len(made().of_site("a", tmp_path).train) == 20
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (pa.array([[0.0] * 2**21] + [[0.0]] * 29), "of numbers (split the file over more sites)"),
+        (pa.array([["a" * 2**21]] * 30), "list<"),
+        (pa.array([{"a": 1.0}] * 30), "struct<a: double> (save numbers"),
+        (pa.array([[[1.0]]] * 30), "list<element: double>> (save numbers"),
+        (pa.array([b"1234"] * 30, pa.binary(4)), "fixed_size_binary[4] (save numbers"),
+    ],
+)
+def test_a_column_that_may_unpack_to_any_size_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: Any, said: str
+) -> None:
+    parquet_file(tmp_path, x=column)
+    assert (tmp_path / "a.parquet").stat().st_size < 2**18
+    monkeypatch.setattr(arrays, "LARGEST", 2**23)
+    read, asked = parquet.ParquetFile.read, list[str]()
+    monkeypatch.setattr(parquet.ParquetFile, "read", lambda file, columns: asked.extend(columns) or read(file, columns))
+    assert said in problems(made(), tmp_path)
+    assert "x" not in asked
+
+
+def test_one_long_text_in_the_column_of_parts_does_not_make_all_as_long(tmp_path: Path) -> None:
+    parts = ["test", "a" * 2**20, *["train"] * 9_998]
+    options = made(x={"name": ["y"], "shape": [1]}, y={"name": "z", "classes": 3})
+    columns = {"y": [0] * 10_000, "z": [0] * 10_000, "part": parts}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    tracemalloc.start()
+    found = options.of_site("a", tmp_path)
+    assert (len(found.held_out), tracemalloc.get_traced_memory()[1] < 2**26) == (1, True)
+    tracemalloc.stop()
+
+
 @pytest.mark.parametrize("name", ["a.npz", "a.parquet"])
-@settings(max_examples=50)
+@examples(50)
 @given(content=st.binary(max_size=200), cut=st.integers(0, 400), flip=st.integers(0, 10_000))
 def test_damaged_files_are_refused_or_read(
     tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes, cut: int, flip: int

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
@@ -25,6 +25,7 @@ from fl_privacy.tasks.models import build
 from fl_privacy.tasks.own_files import HeldOut, contents
 from fl_privacy.tasks.train import Recipe, evaluate, fit
 from fl_privacy.tasks.workload import Workload
+from profiles import examples
 
 LABEL = {"name": "y", "levels": ["no", "yes"]}
 SEX = {"name": "sex", "levels": ["f", "m", "x"]}
@@ -65,7 +66,7 @@ hundredths = st.integers(-100_000, 100_000).map(lambda number: number / 100)
 rows = st.lists(st.tuples(ages, st.sampled_from("fmx"), st.sampled_from(["no", "yes"])), min_size=30, max_size=60)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(table=rows, delimiter=st.sampled_from([",", ";", "\t", "|"]))
 def test_a_table_comes_back_in_the_shape_that_the_config_states(
     tmp_path_factory: pytest.TempPathFactory, table: list[tuple[float, str, str]], delimiter: str
@@ -281,11 +282,19 @@ def test_every_problem_is_named_at_once_with_its_place_and_fix(tmp_path: Path) -
         assert part in text
 
 
-def test_many_problems_are_counted_and_no_cell_is_quoted(tmp_path: Path) -> None:
+def test_the_same_problem_on_many_lines_is_listed_once_and_no_cell_is_quoted(tmp_path: Path) -> None:
     text = problems(made(), write(tmp_path, *["secret,sick,cured"] * 100))
     assert text.startswith("data: 300 problems in ")
-    assert text.endswith("; and 280 more")
+    lines = ", ".join(map(str, range(2, 22)))
+    assert f"a.csv, lines {lines} and 80 more, column 'age': not a number (" in text
+    assert [text.count(f"column {name!r}") for name in ("age", "sex", "y")] == [1, 1, 1]
     assert not any(word in text for word in ("secret", "sick", "cured"))
+
+
+def test_many_different_problems_are_counted(tmp_path: Path) -> None:
+    text = problems(made(), write(tmp_path, *("," * cells for cells in range(3, 33))))
+    assert text.startswith("data: 30 problems in ")
+    assert text.endswith("; and 10 more")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +311,7 @@ def test_many_problems_are_counted_and_no_cell_is_quoted(tmp_path: Path) -> None
         (b"age,sex,y\n1e40,f,no\n", "line 2, column 'age': not a number"),
         (b"age,sex,y\ninf,f,no\n", "line 2, column 'age': not a number"),
         (b"age,sex,y\n1_0,f,no\n", "line 2, column 'age': not a number"),
-        (b'age,sex,y\n"1\n2",f,no\nz,f,no\n', "line 4, column 'age': not a number"),
+        (b'age,sex,y\n"1\n2",f,no\nz,f,no\n', "lines 3, 4, column 'age': not a number"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -316,7 +325,7 @@ def test_excel_s_mark_of_utf_8_is_not_part_of_a_name(tmp_path: Path) -> None:
     assert len(whole(made().of_site("a", tmp_path))) == 30
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.binary(max_size=200))
 def test_whatever_a_file_contains_it_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, content: bytes

@@ -68,11 +68,12 @@ def _onnx(model: nn.Module | State, shape: Shape | None, facts: str) -> bytes:
     assert isinstance(model, nn.Module)
     model.eval()
     if shape is None:
-        raise FederationError("to: ONNX needs the shape of one record, which this task does not state; add --shape")
+        fix = "add --shape, such as --shape 10 for ten features"
+        raise FederationError(f"to: ONNX needs the shape of one record, which this task does not state; {fix}")
     import onnx
 
-    records = torch.zeros(2, *shape)
     try:
+        records = torch.zeros(2, *shape)
         model(records)
     except Exception as error:  # whatever a model of any kind raises
         raise FederationError(f"shape: the model takes no records of shape {shape} ({_reason(error)})") from None
@@ -134,10 +135,17 @@ def read(path: Path) -> State:
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
     ):
         raise FederationError(f"{path}: is not a state dict; save model.state_dict()")
+    for name, tensor in state.items():
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            raise FederationError(f"{path}: {name[:60]!r} is no dense tensor; save it as one")
     return state
 
 
 def _load_torch(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise FederationError("it is compressed, and may unpack to any size")  # torch.save never does that
     return torch.load(path, map_location="cpu", weights_only=True)
 
 

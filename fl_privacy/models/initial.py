@@ -25,12 +25,12 @@ def initial(federation: Federation) -> Vector:
     if federation.init is None:
         return seeded
     path = federation.init.check("init")
-    found, given = vector.flatten(formats.read(path))
-    if differing := differences(layout, given):
+    state = formats.read(path)
+    if differing := differences(layout, vector.layout_of(state)):
         more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         what = "; ".join(differing[:SHOWN])
         raise ConfigError(f"init {path}: is not of this federation's layout: {what}{more}; use a model of its task")
-    parts = vector.unflatten(found, given)
+    parts = vector.unflatten(*vector.flatten(state))
     ordered = np.concatenate([parts[name].reshape(-1) for name in layout.slices] or [seeded])
     if not np.isfinite(ordered).all():
         raise ConfigError(f"init {path}: has values that are not finite; use another model")

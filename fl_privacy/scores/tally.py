@@ -21,17 +21,27 @@ FINE, FARTHEST = 0.1, 40.0
 
 def tally(form: Form, outputs: NDArray[Any], labels: NDArray[Any], losses: NDArray[Any]) -> Tally:
     """The counts of these records: a model's outputs, the true labels, and the loss of each record."""
-    outputs, losses = np.asarray(outputs, np.float64), np.asarray(losses, np.float64)
     if not len(outputs) == len(labels) == len(losses):
         raise FederationError(f"evaluation: {len(outputs)} outputs, {len(labels)} labels and {len(losses)} losses")
-    if not (np.isfinite(outputs).all() and np.isfinite(losses).all()):
-        raise FederationError("evaluation: outputs or losses are not finite; lower task.train.lr")
+    if not len(labels):
+        return Tally(form, np.zeros(form.length, np.int64))
+    outputs, losses = _finite(form, np.array(outputs, np.float64), np.array(losses, np.float64))
     found = [np.array([form.unit * len(labels)], np.int64)]
     if form.classes:
         return Tally(form, np.concatenate([*found, *_of_classes(form, outputs, labels), _total(form, "loss", losses)]))
     errors = np.abs(_flat(outputs) - _flat(np.asarray(labels, np.float64)))
     sums = {"loss": losses, "squared": (errors**2).mean(axis=1), "absolute": errors.mean(axis=1)}
     return Tally(form, np.concatenate([*found, *(_total(form, name, sums[name]) for name in form.sums)]))
+
+
+def _finite(form: Form, outputs: Floats, losses: Floats) -> tuple[Floats, Floats]:
+    """Results that can be counted. With noise every record counts: one must not be able to stop an evaluation."""
+    broken = ~(np.isfinite(_flat(outputs)).all(axis=1) & np.isfinite(losses))
+    if broken.any() and form.clip is None:
+        raise FederationError("evaluation: outputs or losses are not finite; lower task.train.lr")
+    losses[broken] = np.inf  # clipped
+    outputs[broken] = 0.0 if form.classes else np.inf
+    return outputs, losses
 
 
 def _of_classes(form: Form, outputs: Floats, labels: NDArray[Any]) -> list[Ints]:

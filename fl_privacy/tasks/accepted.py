@@ -20,14 +20,25 @@ LAST = "last"
 def text_of(federation: Federation) -> str:
     """The code that is pinned: the file, or the list of an installed package's files with their digests."""
     task = federation.task
-    if task.source is not None:
-        return task.source
-    import hashlib
+    if task.name is None:
+        return task.source or ""
+    from fl_privacy.tasks.installed import pinned
 
-    from fl_privacy.tasks.installed import files
+    return pinned(task.name, task.sha256)
 
-    assert task.name is not None
-    return "".join(f"{hashlib.sha256(data).hexdigest()}  {path}\n" for path, data in files(task.name).items())
+
+def offered(federation: Federation, state: Path) -> str:
+    """What an operator reads before accepting: what changed since the last accepted version, or all of the code."""
+    return changes(federation, state) or visible(text_of(federation))
+
+
+def visible(text: str) -> str:
+    """The text with nothing hidden: no character in it moves the cursor, changes colours or the reading order.
+
+    A line ends where Python ends it.
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in lines)
 
 
 def accept(federation: Federation, state: Path) -> None:
@@ -70,8 +81,8 @@ def changes(federation: Federation, state: Path) -> str:
     folder, now = state / FOLDER, str(federation.task.sha256)
     try:
         before = (folder / LAST).read_text().strip()
-        old = (folder / f"{before}.txt").read_text().splitlines(keepends=True)
-    except OSError:
+        old = (folder / f"{before}.txt").read_bytes().decode()
+    except (OSError, UnicodeDecodeError):
         return ""
-    new = text_of(federation).splitlines(keepends=True)
-    return "".join(difflib.unified_diff(old, new, f"accepted {before[:12]}", f"offered {now[:12]}"))
+    was, is_now = (visible(text).splitlines() for text in (old, text_of(federation)))
+    return "\n".join(difflib.unified_diff(was, is_now, f"accepted {before[:12]}", f"offered {now[:12]}", lineterm=""))

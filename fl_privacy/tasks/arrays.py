@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -21,7 +22,7 @@ from fl_privacy.tasks.own_files import LARGEST, File, HeldOut, contents, own_fil
 Array = NDArray[Any]
 Name = Annotated[str, Field(min_length=1)]
 
-BROKEN = (OSError, ValueError, EOFError, MemoryError, NotImplementedError)  # what reading a damaged file raises
+NPY = ".npy"  # what the name of an array ends with in an .npz file
 NOT_FINITE = "not a finite number (correct or remove the record)"
 TOO_LARGE = f"more than {LARGEST >> 20} MiB of numbers (split the file over more sites)"
 
@@ -83,7 +84,7 @@ class Arrays(DataSet):
         x = self._records([arrays[name] for name in self.x.name], add)
         y = self._labels(arrays[self.y.name], add)
         found.check()
-        marked = None if column is None else arrays[column].astype(str) == self.held_out.value
+        marked = None if column is None else _equal(arrays[column], self.held_out.value)
         return parts(x, y, self.held_out.choose(contents(x, y), marked, path), path)
 
     def _records(self, columns: list[Array], add: Add) -> NDArray[np.float32]:
@@ -116,6 +117,13 @@ def _numeric(array: Array) -> bool:
     return array.dtype == np.bool_ or np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)
 
 
+def _equal(array: Array, value: str) -> NDArray[np.bool_]:
+    """Whether each entry reads as the value; texts of very different lengths are not made equally long."""
+    if array.dtype == object:
+        return np.fromiter((str(entry) == value for entry in array), np.bool_, len(array))
+    return np.asarray(array.astype(str) == value, np.bool_)
+
+
 def _report(wrong: NDArray[np.bool_], problem: str, where: str, add: Add) -> None:
     for record in np.flatnonzero(wrong):
         add(problem, where, f"record {record} (from 0)")
@@ -123,11 +131,9 @@ def _report(wrong: NDArray[np.bool_], problem: str, where: str, add: Add) -> Non
 
 def _read(path: Path, names: Sequence[str], add: Add) -> dict[str, Array]:
     """The named arrays, which are all of the same length."""
-    from pyarrow import ArrowException
-
     try:
         arrays = READERS[path.suffix](path, names, add)
-    except (*BROKEN, zipfile.BadZipFile, ArrowException) as error:
+    except Exception as error:  # numpy, zipfile and pyarrow document no list for a damaged file
         add(f"not readable: {(str(error) or type(error).__name__).splitlines()[0][:80]} (save it again, as numbers)")
         return {}
     lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
@@ -148,34 +154,71 @@ def _known(name: str, names: Collection[str], add: Add) -> bool:
 def _npz(path: Path, names: Sequence[str], add: Add) -> dict[str, Array]:
     """Arrays of numbers alone: an array of Python objects would run code."""
     with zipfile.ZipFile(path) as members:
-        sizes = {member.filename.removesuffix(".npy"): member.file_size for member in members.infolist()}
-    known = [name for name in names if _known(name, sizes, add)]
-    if sum(sizes[name] for name in known) > LARGEST:
-        add(TOO_LARGE)
-        return {}
-    with np.load(path, allow_pickle=False) as stored:
-        return {name: stored[name] for name in known}
+        stored = {one.filename.removesuffix(NPY): one for one in members.infolist() if one.filename.endswith(NPY)}
+        known = [name for name in names if _known(name, stored, add)]
+        if sum(stored[name].file_size for name in known) > LARGEST:
+            add(TOO_LARGE)
+            return {}
+        return {name: _npy(members, stored[name]) for name in known}
+
+
+def _npy(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    with members.open(member) as stream:
+        return np.asarray(npy.read_array(stream, allow_pickle=False))
 
 
 def _parquet(path: Path, names: Sequence[str], add: Add) -> dict[str, Array]:
+    """Columns of numbers, of lists of numbers, or of texts."""
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:
-        known = [name for name in names if _known(name, file.schema_arrow.names, add)]
-        stored = sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
-        if max(stored, 8 * len(known) * file.metadata.num_rows) > LARGEST:
-            add(TOO_LARGE)
-            return {}
+    metadata = parquet.read_metadata(path)
+    kinds = {field.name: field.type for field in metadata.schema.to_arrow_schema()}
+    known = [name for name in names if _known(name, kinds, add) and _plain(name, kinds[name], add)]
+    if _size(metadata, known) > LARGEST:
+        add(TOO_LARGE)
+        return {}
+    texts = [name for name in known if _is_text(kinds[name])]  # of which equal ones are kept once
+    with parquet.ParquetFile(path, metadata=metadata, read_dictionary=texts) as file:
         table = file.read(columns=known)
     return {name: _values(table[name], f"array {name!r}", add) for name in known}
 
 
+def _plain(name: str, kind: Any, add: Add) -> bool:
+    """Whether a column takes no more memory than its file says, however it is packed."""
+    from pyarrow import types
+
+    inner = kind.value_type if _is_list(kind) else kind
+    fits = types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner) or _is_text(kind)
+    if not fits:
+        add(f"{str(kind)[:40]} (save numbers, or lists of numbers)", f"array {name!r}")
+    return fits
+
+
+def _size(metadata: Any, names: Sequence[str]) -> int:
+    """Bytes of these columns in memory: a file of a megabyte may hold one number a billion times."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+    needed = [one for one in chunks if any(f"{one.path_in_schema}.".startswith(f"{name}.") for name in names)]
+    return sum(max(8 * one.num_values, one.total_uncompressed_size) for one in needed)
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind))
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
 def _values(column: Any, where: str, add: Add) -> Array:
     """A column as an array: of numbers (NaN: missing), or of lists that are all of the same length."""
-    from pyarrow import compute, types
+    from pyarrow import compute
 
-    kind = column.type
-    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+    if not _is_list(column.type):
         return np.asarray(column.to_numpy())
     lengths = compute.unique(compute.list_value_length(column)).to_pylist()
     if len(lengths) != 1 or lengths[0] is None:

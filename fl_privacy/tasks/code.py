@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
@@ -26,8 +25,8 @@ def load(source: str, file: str) -> type[Task]:
     module = ModuleType(f"{MODULE}_{abs(hash(source)):x}")
     module.__file__ = file
     sys.modules[module.__name__] = module  # dataclasses and pydantic look their module up
-    with theirs(file, "cannot be loaded"):
-        exec(compile(source, file, "exec"), module.__dict__)
+    with theirs(file, "cannot be loaded", module.__name__):
+        exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
     found = [
         value
         for value in vars(module).values()
@@ -35,29 +34,39 @@ def load(source: str, file: str) -> type[Task]:
     ]
     if len(found) != 1:
         names = ", ".join(kind.__name__ for kind in found) or "none"
-        raise TaskError(f"{file}: needs exactly one subclass of fl_privacy.Task, and has {names}")
+        raise TaskError(f"{file}:1: needs exactly one subclass of fl_privacy.Task, and has {names}")
     return found[0]
 
 
 def make(kind: type[Task], options: dict[str, Any], file: str) -> Task:
     """The task with its options, validated by its own model."""
-    with theirs(file, "Options"):
+    with theirs(file, "Options", kind.__module__):
         checked = validated(kind.Options, options, "task.options")
-    with theirs(file, "__init__"):
+    with theirs(file, "__init__", kind.__module__):
         return kind(checked)
 
 
+def place(task: Task, method: str) -> str:
+    """File and line of a method, for a problem with what it returned."""
+    found = getattr(getattr(type(task), method), "__code__", None)
+    return type(task).__name__ if found is None else f"{found.co_filename}:{found.co_firstlineno}"
+
+
 @contextmanager
-def theirs(file: str, what: str) -> Iterator[None]:
-    """Report whatever their code raises as an error of theirs, at the last line of their file that was reached."""
+def theirs(label: str, what: str, module: str) -> Iterator[None]:
+    """Report whatever their code raises as an error of theirs, at the last line of their package that was reached."""
     try:
         yield
     except FederationError:
         raise
     except SyntaxError as error:
-        raise TaskError(f"{error.filename or file}:{error.lineno or 0}: {what}: {error.msg}") from None
-    except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(file)]
-        where = f"{file}:{frames[-1].lineno}" if frames else file
+        raise TaskError(f"{error.filename or label}:{error.lineno or 0}: {what}: {error.msg}") from None
+    except (Exception, SystemExit) as error:
+        package, steps = module.partition(".")[0], walk_tb(error.__traceback__)
+        lines = [
+            f"{frame.f_code.co_filename}:{line}"
+            for frame, line in steps
+            if str(frame.f_globals.get("__name__")).partition(".")[0] == package
+        ]
         reason = " ".join(str(error).split())[:300]
-        raise TaskError(f"{where}: {what}: {type(error).__name__}: {reason}") from None
+        raise TaskError(f"{[label, *lines][-1]}: {what}: {type(error).__name__}: {reason}") from None

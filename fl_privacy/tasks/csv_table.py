@@ -118,6 +118,7 @@ class Csv(DataSet):
     """One CSV file per site. The config describes its columns, so that the model never depends on the data."""
 
     own_sites: ClassVar[bool] = True
+    public_with: ClassVar[str] = "{scaling: given, missing: drop}"
 
     file: File = None
     delimiter: Literal[",", ";", "\t", "|"] = ","

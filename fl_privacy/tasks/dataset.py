@@ -33,6 +33,7 @@ class DataSet(Model):
     sites: ClassVar[tuple[str, ...]] = ()  # the sites of a benchmark that has some
     train: ClassVar[int] = 0  # training records of a benchmark
     attacker: ClassVar[str | None] = None  # module:name of what fl_privacy/tasks/attacker.py calls Facts
+    public_with: ClassVar[str] = "{scaling: public}"  # the options with which `preprocessing` is public
 
     class_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
         None, description="weight of each class in the loss; default: all the same"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -14,6 +13,7 @@ from fl_privacy.errors import DataError
 from fl_privacy.tasks import files
 from fl_privacy.tasks.data import Dataset, Parts, Split, pool
 from fl_privacy.tasks.dataset import Benchmark
+from fl_privacy.tasks.own_files import HeldOut, contents
 from fl_privacy.tasks.scaling import standardise
 
 SUMS = {
@@ -32,11 +32,11 @@ RANGES = {0: (20.0, 80.0), 2: (80.0, 200.0), 3: (100.0, 400.0), 5: (60.0, 200.0)
 TRAIN_FRACTION = 0.66
 SPLIT_SEED = 43
 
-Scale = Callable[[NDArray[np.float64], NDArray[np.bool_]], NDArray[np.float32]]  # (x, training rows)
+Scaling = Literal["local", "public"]
 
 
 class HeartDisease(Benchmark):
-    """486 training and 254 held-out patients of four centres; a site needs only its own centre's file."""
+    """740 patients of four centres, two thirds of them for training; a site needs only its own centre's file."""
 
     own_sites: ClassVar[bool] = True
     record: ClassVar[tuple[int, ...]] = (13,)
@@ -44,7 +44,7 @@ class HeartDisease(Benchmark):
     sites: ClassVar[tuple[str, ...]] = tuple(SUMS)
     train: ClassVar[int] = 486
 
-    scaling: Literal["local", "public"] = Field(
+    scaling: Scaling = Field(
         "local", description="by each centre's own training patients, or by clinical ranges that need no data"
     )
 
@@ -58,8 +58,7 @@ class HeartDisease(Benchmark):
         return Split(train, test, self.classes, self.shape, self.sites)
 
     def of_site(self, site: str, folder: Path | None) -> Parts:
-        scale = {"local": standardise, "public": by_range}[self.scaling]
-        return prepare(read_centre(folder, site), self.sites.index(site), scale)
+        return prepare(read_centre(folder, site), self.sites.index(site), self.scaling)
 
 
 def read_centre(data_dir: Path | None, centre: str) -> str:
@@ -71,12 +70,13 @@ def read_centre(data_dir: Path | None, centre: str) -> str:
     return content.decode("ascii")
 
 
-def prepare(text: str, site: int, scale: Scale = standardise) -> Parts:
-    """One centre's training and held-out patients."""
+def prepare(text: str, site: int, scaling: Scaling = "local") -> Parts:
+    """One centre's training and held-out patients. With public scaling, no patient changes anything about another."""
     rows = complete_rows(text)
     y = (rows[:, -1] > 0).astype(np.int64)
-    train = training_rows(y)
-    x = scale(encode(rows), train)
+    public = scaling == "public"
+    train = by_content(rows) if public else training_rows(y)
+    x = by_range(encode(rows)) if public else standardise(encode(rows), train)
     centre = np.full(len(y), site, dtype=np.int64)
     return Parts(Dataset(x[train], y[train], centre[train]), Dataset(x[~train], y[~train], centre[~train]))
 
@@ -110,7 +110,13 @@ def training_rows(y: NDArray[np.int64]) -> NDArray[np.bool_]:
     return mask
 
 
-def by_range(x: NDArray[np.float64], train: NDArray[np.bool_]) -> NDArray[np.float32]:
+def by_content(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """About the same share, but a patient's own values decide: FLamby's draw depends on how many there are."""
+    held_out = HeldOut(ratio=1.0 - TRAIN_FRACTION, seed=SPLIT_SEED)
+    return ~held_out.choose(contents(rows), None, "heart-disease")
+
+
+def by_range(x: NDArray[np.float64]) -> NDArray[np.float32]:
     """The middle of each clinical range to 0; a quarter of a range is about one standard deviation."""
     middle, quarter = np.zeros(x.shape[1]), np.ones(x.shape[1])
     for column, (low, high) in RANGES.items():

@@ -13,7 +13,7 @@ from fl_privacy.errors import DataError
 from fl_privacy.tasks.data import Dataset, Parts
 from fl_privacy.tasks.dataset import DataSet
 from fl_privacy.tasks.load import FEATURES, Columns, Plan, on_grid, read_csv, split
-from fl_privacy.tasks.own_files import File, opened, own_file
+from fl_privacy.tasks.own_files import LARGEST, File, opened, own_file
 from fl_privacy.tasks.scaling import Statistics
 
 DAY = 24 * 60
@@ -23,6 +23,7 @@ class Load(DataSet):
     """One CSV file of readings per site: a column of times and a column of numbers."""
 
     own_sites: ClassVar[bool] = True
+    public_with: ClassVar[str] = "{scale: {mean: ..., std: ...}}"
 
     file: File = None
     delimiter: Literal[",", ";", "\t", "|"] = ","
@@ -50,6 +51,9 @@ class Load(DataSet):
             self._plan.parts(self._steps)
         except DataError as error:
             raise ValueError(str(error)) from None
+        records = self._steps // self.stride
+        if 4 * records * self.length * FEATURES > LARGEST:
+            raise ValueError(f"{records} records of {self.length} readings are too many; raise stride, or lower days")
         return self
 
     @property

@@ -27,13 +27,12 @@ def task_of(federation: Federation) -> Task:
 def _kind(file: str | None, source: str | None, name: str | None, sha256: str | None) -> type[Task]:
     if file is not None and source is not None:
         return code.load(source, file)
-    from fl_privacy.tasks.installed import digest
+    from fl_privacy.tasks.installed import pinned
 
     assert name is not None
-    kind = TASKS.get(name)
-    if sha256 is not None and digest(name) != sha256:
-        raise ConfigError(f"task.name: {name!r} is installed here in another version than the federation's; update it")
-    return kind
+    if sha256 is not None:
+        pinned(name, sha256)  # before its modules are imported, which runs code
+    return TASKS.get(name)
 
 
 def classes_of(federation: Federation) -> int:
@@ -47,8 +46,7 @@ def classes_of(federation: Federation) -> int:
 
     widths = [layer.out_features for layer in model_of(federation).modules() if hasattr(layer, "out_features")]
     if not widths:
-        raise ConfigError(
-            f"{federation.task.label}: its model has no linear layer at the end; set `classes` in the task"
-        )
+        where = code.place(task, "model")
+        raise ConfigError(f"{where}: the model has no linear layer at the end; set `classes` in the task")
     width = int(str(widths[-1]))
     return 0 if width == 1 else width

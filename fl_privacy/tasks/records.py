@@ -53,7 +53,7 @@ def _inputs(x: NDArray[Any], where: str) -> NDArray[Any]:
         raise DataError(f"{where}: records are of type {x.dtype}; give numbers")
     if not np.isfinite(x).all():
         raise DataError(f"{where}: a record is not finite; replace or drop missing values")
-    return x.astype(np.float32)
+    return _single(x, where)
 
 
 def _whole(values: NDArray[Any]) -> bool:
@@ -70,4 +70,13 @@ def _labels(y: NDArray[Any], where: str) -> NDArray[Any]:
         return y.astype(np.int64)
     if not np.issubdtype(y.dtype, np.floating) or not np.isfinite(y).all():
         raise DataError(f"{where}: labels must be classes (integers) or finite numbers, and are {y.dtype}")
-    return y.astype(np.float32)
+    return _single(y, where)
+
+
+def _single(values: NDArray[Any], where: str) -> NDArray[np.float32]:
+    """Finite numbers in the precision of a model."""
+    with np.errstate(over="ignore"):
+        made = values.astype(np.float32)
+    if not np.isfinite(made).all():
+        raise DataError(f"{where}: a number is too large for float32; scale it")
+    return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -22,7 +22,7 @@ from fl_privacy.scores.form import Form, Tally
 from fl_privacy.scores.tally import tally
 from fl_privacy.tasks import code, models
 from fl_privacy.tasks.data import Dataset, Parts
-from fl_privacy.tasks.making import task_of
+from fl_privacy.tasks.making import classes_of, task_of
 from fl_privacy.tasks.records import parts_of
 from fl_privacy.tasks.task import Task, own
 from fl_privacy.tasks.train import How, Loss, Metrics, Recipe, evaluate, fit, loss_of, outputs_of
@@ -35,10 +35,15 @@ Check = Callable[[nn.Module, Dataset, Loss], None]  # (model, some records, loss
 
 
 class Measured(NamedTuple):
-    """What a model does on some records: its counts in several forms, and the task's own measures."""
+    """What a model does on some records."""
 
-    tallies: list[Tally]
-    further: dict[str, float]
+    outputs: Tensor
+    labels: Tensor
+    losses: Tensor
+
+    def tally(self, form: Form) -> Tally:
+        """The counts of these records."""
+        return tally(form, self.outputs.numpy(), self.labels.numpy(), self.losses.numpy())
 
 
 class Workload:
@@ -52,7 +57,7 @@ class Workload:
         self.task = task_of(federation)
         self.model = model_of(federation)
         self.initial, self.layout = vector.flatten(self.model)
-        self.recipe, self.how = recipe_of(federation), how_of(self.task, federation.task.label)
+        self.recipe, self.how = recipe_of(federation), how_of(self.task)
         self._parts = lru_cache(maxsize=1024)(self._read)
 
     def loaded(self) -> Workload:
@@ -75,7 +80,22 @@ class Workload:
         with self.theirs("data"):
             if self.federation.task.is_own and folder is None and self.task.needs_data:
                 raise DataError(f"data: {site} has no folder; set `data` of the site, --data-dir or FL_PRIVACY_DATA")
-            return parts_of(self.task.data(site, folder), self.federation.task.label)  # type: ignore[arg-type]
+            found = parts_of(self.task.data(site, folder), code.place(self.task, "data"))  # type: ignore[arg-type]
+        if self.federation.task.is_own:
+            self._check_labels(found.train)
+            self._check_labels(found.held_out)
+        return found
+
+    def _check_labels(self, records: Dataset) -> None:
+        largest = 0 if records.forecast or not len(records) else int(records.y.max())
+        if largest and 0 < self._classes <= largest:
+            fix = f"use labels from 0 to {self._classes - 1}, or correct the model or `classes` of the task"
+            where = code.place(self.task, "data")
+            raise DataError(f"{where}: label {largest} is out of range: the model has {self._classes} outputs; {fix}")
+
+    @cached_property
+    def _classes(self) -> int:
+        return classes_of(self.federation)
 
     def update(
         self,
@@ -104,14 +124,21 @@ class Workload:
             fit(self.model, data, recipe, seed, device, how=self.how)
         return vector.flatten(self.model)[0]
 
-    def measured(self, model: NDArray[np.float32], data: Dataset, forms: Sequence[Form], device: str) -> Measured:
-        """Evaluate a model on these records."""
+    def measured(self, model: NDArray[np.float32], data: Dataset, device: str) -> Measured:
+        """Evaluate a model on these records, of which there may be none."""
+        labels = torch.from_numpy(data.y)
+        if not len(data):
+            return Measured(torch.empty(0), labels, torch.empty(0))
         vector.load(self.model, model, self.layout)
         with self.theirs("evaluation"):
             outputs, losses = outputs_of(self.model, data, device, self.how.loss)
-            further = self.task.metrics(outputs, torch.from_numpy(data.y))
-            kept = {str(name): float(value) for name, value in further.items()}
-        return Measured([tally(form, outputs.numpy(), data.y, losses.numpy()) for form in forms], kept)
+        return Measured(outputs, labels, losses)
+
+    def further(self, found: Measured) -> dict[str, float]:
+        """The task's own measures."""
+        with self.theirs("metrics"):
+            measures = self.task.metrics(found.outputs, found.labels)
+            return {str(name): float(value) for name, value in measures.items()}
 
     def once(self, check: Check, data: Dataset) -> None:
         """Check the model with some records, once for all sites of a process."""
@@ -145,7 +172,7 @@ class Workload:
         if not self.federation.task.is_own:
             yield
             return
-        with code.theirs(self.federation.task.label, what):
+        with code.theirs(self.federation.task.label, what, type(self.task).__module__):
             yield
 
 
@@ -154,26 +181,27 @@ def model_of(federation: Federation) -> nn.Module:
     task, label = task_of(federation), federation.task.label
     if not federation.task.is_own:
         return task.model()
-    with code.theirs(label, "model"):
-        made = models.seeded(task.model, federation.seed)
+    with code.theirs(label, "model", type(task).__module__):
+        made, where = models.seeded(task.model, federation.seed), code.place(task, "model")
         if not isinstance(made, nn.Module):
-            raise code.TaskError(f"{label}: model gave {type(made).__name__}; return an nn.Module")
-        weights = [weight for weight in made.parameters() if weight.requires_grad]
-        if not weights:
-            raise code.TaskError(f"{label}: the model has no parameters to train")
-        if not all(torch.isfinite(weight).all() for weight in weights):
-            raise code.TaskError(f"{label}: a parameter of the new model is not finite; check how it is initialised")
+            raise code.TaskError(f"{where}: model gave {type(made).__name__}; return an nn.Module")
+        if not any(weight.requires_grad for weight in made.parameters()):
+            raise code.TaskError(f"{where}: the model has no parameters to train")
+        for name, tensor in made.state_dict().items():
+            if isinstance(tensor, Tensor) and not torch.isfinite(tensor).all():
+                fix = "initialise it; a constant buffer needs persistent=False"
+                raise code.TaskError(f"{where}: {name} of the new model is not finite; {fix}")
     return made
 
 
-def how_of(task: Task, label: str) -> How:
+def how_of(task: Task) -> How:
     """How the task trains: what it brings itself, and our defaults for the rest."""
 
     def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         each = task.loss(outputs, targets)
         if each.shape != targets.shape[:1]:
-            shape = tuple(each.shape)
-            raise code.TaskError(f'{label}: loss gave shape {shape}; return one loss per record (reduction="none")')
+            where, shape = code.place(task, "loss"), tuple(each.shape)
+            raise code.TaskError(f'{where}: loss gave shape {shape}; return one loss per record (reduction="none")')
         reduced = {"mean": each.mean, "sum": each.sum}.get(reduction)
         return each if reduced is None else reduced()
 
