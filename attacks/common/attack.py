@@ -44,7 +44,11 @@ class Attack(Protocol[F]):
 
 
 ATTACKS: Registry[Attack[Any]] = Registry(
-    "fl_privacy.attacks", {"privacy-inference": "attacks.privacy_inference.attack:ATTACK"}
+    "fl_privacy.attacks",
+    {
+        "metadata": "attacks.metadata.attack:ATTACK",
+        "privacy-inference": "attacks.privacy_inference.attack:ATTACK",
+    },
 )
 
 

@@ -1,0 +1,1 @@
+"""Who sent which update, from everything in the server's view but the values."""
