@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+PROGRAM = Path(sys.executable).with_name("fl-privacy")
+PATIENCE = 600  # seconds for a whole run, on two cores beside other tests
+# Commands are forked from a process that has imported what most of them need: importing takes longer than they do.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["fl_privacy.cli", "fl_privacy.tasks.workload", "fl_privacy.deploy.kits.provision"])
 
-def cli(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("fl-privacy")), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+def cli(*arguments: str | Path, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+    """Run `fl-privacy` in a process of its own."""
+    command = [str(PROGRAM), *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdout", "stderr")]
+        process = FORKS.Process(target=_program, args=(command, files, dict(os.environ)))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, process.exitcode, *(file.read_text() for file in files))
+
+
+def _program(command: list[str], files: list[Path], environment: dict[str, str]) -> None:
+    for number, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = command
+    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    from fl_privacy.cli import main
+
+    main()
 
 
 def json_of(done: subprocess.CompletedProcess[str]) -> Any:
@@ -25,7 +55,7 @@ def json_of(done: subprocess.CompletedProcess[str]) -> Any:
 def interrupt(config: Path, runs: Path, engine: str, event: str) -> Path:
     """Start a run, press Ctrl-C when the server has logged an event, and return the run's folder."""
     before = set(runs.iterdir())
-    command = [str(Path(sys.executable).with_name("fl-privacy")), "up", str(config), "--runs-dir", str(runs)]
+    command = [str(PROGRAM), "up", str(config), "--runs-dir", str(runs)]
     # The test runner may ignore SIGINT (a background job does), and children inherit that.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -9,14 +9,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import settings
+
+import profiles  # noqa: F401 (Hypothesis)
 
 # As the launcher does for its processes: threads that wait for each other only slow down a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# How long an example takes depends more on the other running tests than on the code.
-settings.register_profile("side-by-side", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=20)  # `make check`: 100 examples are for `make test`
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "side-by-side"))
 
 # Fixtures that start a federation, a network of machines or containers. A test that uses one is end-to-end; a test
 # that starts a federation itself has `@pytest.mark.e2e`.
@@ -28,7 +25,13 @@ WHOLE = {
 SLOWEST = ("test_hosts", "test_federation", "test_benchmarks", "test_extending", "test_attack", "test_audited_kits")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults", action="store_true", help="run the tests that `make test-faults` adds, and only those")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("faults")
+    items[:] = [item for item in items if bool(item.get_closest_marker("faults")) is wanted]
     for item in items:
         if WHOLE.intersection(getattr(item, "fixturenames", ())) or item.get_closest_marker("containers"):
             item.add_marker("e2e")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import itertools
+import shutil
 import signal
 import sys
 import threading
@@ -20,6 +20,8 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from numpy.typing import NDArray
 
 from fl_privacy.coding import FLOAT32
@@ -27,11 +29,17 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import ProtocolError
 from fl_privacy.identity import pki
-from fl_privacy.identity.keyring import Identity, Keyring
+from fl_privacy.identity.keyring import Identity, Keyring, holder
 from fl_privacy.identity.pki import Authority
+from fl_privacy.identity.roster import Member
+from fl_privacy.identity.tls import own_identity
 from fl_privacy.ops.tail import Tail
+from fl_privacy.round.cohort import Cohort
+from fl_privacy.round.terms import FIELDS, Terms, joined
+from fl_privacy.routes.base import Ask
 from fl_privacy.wire import client, federation_pb2 as pb, rpc
 from fl_privacy.wire.stream import chunks, digest
+from server_app.asking import Asking
 
 Array = NDArray[np.float32]
 HOSTS = ("127.0.0.1", "localhost")
@@ -42,7 +50,7 @@ CALL = 20.0
 
 @dataclass
 class Keys:
-    """Certificates of one authority, issued on first use."""
+    """Certificates of one authority, issued on first use, and one roster that all of their parties share."""
 
     folder: Path
     federation: str = "test"
@@ -50,35 +58,67 @@ class Keys:
 
     def __post_init__(self) -> None:
         self.authority = Authority.open(self.folder / "ca")
+        self.roster_file = self.folder / f"{self.federation}.roster.json"
+        found = self.authority.roster(self.federation, self.roster_file)
+        self.members = {} if found is None else {member.party: member for member in found.members}
 
     def of(self, role: str, name: str) -> Keyring:
         folder = self.folder / role / name
         if not (folder / "cert.pem").exists():
-            self.authority.issue(Identity(self.federation, role, name), folder, HOSTS)
+            self.enlist(self.authority.issue(Identity(self.federation, role, name), folder, HOSTS))
+        return Keyring(folder)
+
+    def enlist(self, keys: Keyring) -> Keyring:
+        """From now on, this is the key of its party."""
+        identity, key = holder(x509.load_pem_x509_certificate(keys.certificate_file.read_bytes()))
+        self.members[identity.role, identity.name] = Member(identity.role, identity.name, key)
+        self.authority.enlist(self.federation, self.members.values(), self.roster_file)
+        return self.equip(keys)
+
+    def equip(self, keys: Keyring) -> Keyring:
+        """Give the shared roster to a party that may not be in it."""
+        keys.roster_file.unlink(missing_ok=True)
+        keys.roster_file.symlink_to(self.roster_file)
+        return keys
+
+    def renewed(self, keys: Keyring, hosts: Sequence[str] = HOSTS) -> Keyring:
+        """The next certificate for the same key, in a folder of its own."""
+        folder = self.folder / f"renewed-{next(self._numbers)}"
+        shutil.copytree(keys.folder, folder, symlinks=True)
+        key, identity = pki.load_key(keys.key_file).public_key(), own_identity(keys)
+        fresh = self.authority.certify(identity, key, hosts)
+        (folder / "cert.pem").write_bytes(fresh.public_bytes(Encoding.PEM))
         return Keyring(folder)
 
     def expired(self, role: str, name: str) -> Keyring:
         """A certificate that expired yesterday."""
         with mock.patch.object(pki, "LEAF_DAYS", -1), mock.patch.object(pki, "_SKEW", dt.timedelta(days=9)):
-            return self.authority.issue(
-                Identity(self.federation, role, name), self.folder / f"expired-{next(self._numbers)}", HOSTS
+            return self.equip(
+                self.authority.issue(
+                    Identity(self.federation, role, name), self.folder / f"expired-{next(self._numbers)}", HOSTS
+                )
             )
 
 
 class Party:
     """One certificate's calls to one middleware."""
 
-    def __init__(self, address: str, keys: Keyring | None, authority: Path | None = None) -> None:
-        if keys is None:
-            assert authority is not None
-            credentials = grpc.ssl_channel_credentials(authority.read_bytes())
-            self.channel = grpc.secure_channel(address, credentials, options=rpc.CHANNEL_OPTIONS)
-        else:
-            self.channel = rpc.channel(address, keys)
+    def __init__(self, address: str, keys: Keyring, whom: Identity) -> None:
+        self.channel: Any = rpc.channel(address, keys, whom)
         self.stub: Any = rpc.middleware(self.channel)
 
     def close(self) -> None:
         self.channel.close()
+
+
+class Stranger(Party):
+    """A caller that does not check whom it calls, with any certificate or none."""
+
+    def __init__(self, address: str, authority: Path, keys: Keyring | None = None) -> None:
+        own = () if keys is None else keys.read()[:2]
+        credentials = grpc.ssl_channel_credentials(authority.read_bytes(), *own)
+        self.channel = grpc.secure_channel(address, credentials, options=rpc.CHANNEL_OPTIONS)
+        self.stub = rpc.middleware(self.channel)
 
 
 @dataclass
@@ -98,8 +138,13 @@ class Deployment:
 
     def party(self, role: str, name: str) -> Party:
         if (role, name) not in self.parties:
-            self.parties[role, name] = Party(self.address, self.keys.of(role, name))
+            party = self.parties[role, name] = Party(self.address, self.keys.of(role, name), self.identity)
+            party.stub.deployment = self  # for `open_round`
         return self.parties[role, name]
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.keys.federation, self.name.partition("-")[0], self.name)
 
     @property
     def server(self) -> Any:
@@ -130,8 +175,9 @@ def deploy(
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(federation.to_yaml())
     command = [sys.executable, "-m", f"{role}_app", "--config", str(config), "--keys", str(keys.of(role, name).folder)]
+    command += ["--state", str(folder / f"state-{index}")]
     if role == "aggregator":
-        command += ["--index", str(index), "--state", str(folder / f"state-{index}")]
+        command += ["--index", str(index)]
     fleet = Fleet(folder / "logs", folder / f"{name}.pids")
     fleet.start(name, [*command, *options])
     address = str(fleet.wait_for(name, "listening", START)["address"])
@@ -146,27 +192,61 @@ def kill(deployment: Deployment) -> None:
     child.process.wait()
 
 
-_attempts = itertools.count(1)
-
-
-def attempt_name() -> str:
-    """A unique name for an attempt."""
-    return hashlib.sha256(b"%d" % next(_attempts)).hexdigest()
+NONCE, SALT = b"n" * 32, b"s" * 32
+_numbers = itertools.count(1)
 
 
 def round_header(run: str, round: int, length: int, /, **changes: Any) -> pb.RoundHeader:
-    """A round of three sites with a short deadline."""
-    fields = {"attempt": attempt_name(), "cohort": 3, "quorum": 3, "deadline": 20.0, "layout": LAYOUT}
+    """A round of three sites with a short deadline; `open_round` adds the rest of its terms."""
+    fields = {"cohort": 3, "quorum": 3, "deadline": 20.0, "layout": LAYOUT, "number": next(_numbers)}
     return pb.RoundHeader(run=run, round=round, length=length, **{"parameters": length, **fields, **changes})
+
+
+def bound(deployment: Deployment, header: pb.RoundHeader, model: Array | None = None) -> pb.RoundHeader:
+    return bound_to(deployment.federation, deployment.keys, header, model)
+
+
+def bound_to(federation: Federation, keys: Keys, header: pb.RoundHeader, model: Array | None = None) -> pb.RoundHeader:
+    """Complete a header's terms as an honest server does, where a test has not set them otherwise."""
+    names = list(header.sites) or list(federation.site_names[: header.cohort])
+    known = [keys.of("site", name) for name in federation.site_names]
+    roster = [*known, keys.of("server", "server")][-1].roster()
+    del header.sites[:]
+    header.sites.extend(names)
+    if model is not None:
+        header.model, header.parameters = header.model or digest(model), model.size
+    facts = {
+        "nonce": NONCE,
+        "federation": federation.digest,
+        "roster": roster.digest,
+        "salt": SALT,
+        "root": Cohort(names, SALT).root,
+        "organisations": len(names),
+        "recipient": roster.key_of("server", "server"),
+        "model": joined(list(header.shards)),
+    }
+    for name, value in facts.items():
+        if not getattr(header, name):
+            setattr(header, name, value)
+    if not header.attempt:
+        header.attempt = Terms(**{name: getattr(header, name) for name in FIELDS}).name
+    return header
+
+
+def ask_of(federation: Federation, keys: Keys, run: str, round: int, model: bytes, layout: Any, **wanted: int) -> Ask:
+    """An attempt with all sites, as the server makes it."""
+    for site in federation.site_names:
+        keys.of("site", site)
+    asking = Asking(federation, layout, keys.of("server", "server"), run, NONCE, keys.folder)
+    return asking.make(round, federation.site_names, 1, wanted, model)
 
 
 def open_round(stub: Any, header: pb.RoundHeader, model: Array | None = None) -> pb.RoundHeader:
     """Open a round; at a shuffler with a model, of zeros if none is given."""
-    if header.length and model is None:
-        model = np.zeros(header.length, np.float32)
-    if model is not None:
-        header.model, header.parameters = digest(model), model.size
-    client.open_round(stub, header, model, CALL)
+    deployment: Deployment = stub.deployment
+    if deployment.name == "shuffler" and model is None:
+        model = np.full(header.parameters, header.number, np.float32)  # another one every time
+    client.open_round(stub, bound(deployment, header, model), model, CALL)
     return header
 
 
@@ -254,8 +334,8 @@ def columns(matrix: Array) -> Array:
     return np.sort(matrix, axis=0)
 
 
-def eventually(holds: Callable[[], bool], timeout: float = 5.0) -> None:
-    """Wait until the condition holds."""
+def eventually(holds: Callable[[], bool], timeout: float = 30.0) -> None:
+    """Wait until the condition holds; generously, because CI runs many processes at a time on two cores."""
     until = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < until, "the condition did not hold in time"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +58,15 @@ def failures(kit: Path, reach: bool = False) -> dict[str, str]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@contextmanager
+def serving(kit: Path) -> Iterator[None]:
+    program = Path(sys.executable).with_name("fl-privacy")
+    with (kit / "logs" / "serve.out").open("wb") as output:
+        process = subprocess.Popen([program, "serve", kit], stdout=output, stderr=output)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)

@@ -13,6 +13,7 @@ from fl_privacy.config import Federation
 from fl_privacy.config.policy import open_ledger
 from fl_privacy.dp.ledger import Ledger
 from fl_privacy.identity.keyring import Keyring
+from fl_privacy.ops.log import Log
 from fl_privacy.steps.base import At
 from fl_privacy.tasks.task import Task
 from fl_privacy.vector import Entry, Layout
@@ -45,6 +46,25 @@ class Work:
 
     def once(self, check: Any, data: Any) -> None:
         """Nothing to check."""
+
+
+class Events(Log):
+    """Keeps what a site logs."""
+
+    def __init__(self) -> None:
+        super().__init__("site")
+        self._kept: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        self._kept.append((event, fields))
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        return [fields for event, fields in self._kept if event in names]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it sent nothing."""
+        return [str(fields["reason"]) for fields in self.events("not-sent", "refused")]
 
 
 class Idle:

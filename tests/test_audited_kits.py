@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from fl_privacy.roles import ROLES
 from fl_privacy.transcript import open_run, verify
 from fl_privacy.transcript.read import View
 from helpers import Keys, collect, deploy, eventually, open_round, round_header, submit
-from kits import HERE
+from kits import HERE, serving
 
 UP = 180.0
 
@@ -61,18 +59,6 @@ def audited(port: Iterator[int]) -> Federation:
     return Federation.model_validate(values)
 
 
-@contextmanager
-def serving(kit: Path) -> Iterator[None]:
-    program = Path(sys.executable).with_name("fl-privacy")
-    with (kit / "logs" / "serve.out").open("wb") as output:
-        process = subprocess.Popen([program, "serve", kit], stdout=output, stderr=output)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
 def collected(run: Path, kits: Path) -> None:
     """As docs/deploying.md says: each party's record goes to its place in the run's folder."""
     for kit in kits.iterdir():
@@ -97,7 +83,7 @@ def test_kits_run_twice_and_both_runs_verify_with_all_views_and_truth(tmp_path: 
         assert one.returncode == 0, one.stderr
         run = Path(json_of(one)["path"])
         collected(run, kits)
-        report = verify(run, authority.pem)
+        report = verify(run, authority.pem)  # the parties reported their heads, and the server pinned them
         assert report.ok, report.problems
         opened = open_run(run)
         assert set(opened.observers) == set(observers(made)) == {"server", "aggregator-0", "aggregator-1", "evaluator"}

@@ -85,7 +85,6 @@ def test_empty_folders_that_an_archiver_dropped_are_recreated(
     site: Folder, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(SERVES, started, monkeypatch)
-    shutil.rmtree(site.state)
     shutil.rmtree(site.logs)
     assert background.start(site)["state"] == "up"
     assert background.stop(site)["state"] == "down"
@@ -138,6 +137,7 @@ def test_the_health_file_of_another_process_that_started_meanwhile_does_not_coun
         background.start(site)
 
 
+@pytest.mark.e2e
 def test_a_real_site_that_cannot_start_leaves_nothing_behind_even_without_its_empty_folders(tmp_path: Path) -> None:
     hosts = {"superlink": "127.0.0.1:9", "shuffler": "127.0.0.1:9"}
     values = {"name": "kits", "sites": 3, "route": {"kind": "shuffler"}, "hosts": hosts}
@@ -146,7 +146,7 @@ def test_a_real_site_that_cannot_start_leaves_nothing_behind_even_without_its_em
     choices = Choices(metrics=None, data=tmp_path)
     provision(made, tmp_path / "kits", Authority.open(tmp_path / "ca"), sign=True, choices=choices)
     kit = tmp_path / "kits" / "site-0"
-    shutil.rmtree(kit / "state")
+    shutil.rmtree(kit / "logs")
     done = cli("site", "start", kit)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith("error: site site-0: did not start: worker: data_dir: ")

@@ -31,20 +31,21 @@ LINES = {
     "rounds-large": ("rounds, 0.1 M parameters",),
     "evaluation": ("3 rounds, evaluated by sites",),
 }
-FEDERATIONS = ("rounds", "rounds-large", "evaluation")
+PROCESSES = ("upload", "memory", "rounds", "rounds-large", "evaluation")  # start parties of a federation, or all
 
 
 def saved() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in FOLDER.iterdir()}
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.e2e] if name in FEDERATIONS else []) for name in program.BENCHMARKS]
+    "name", [pytest.param(name, marks=[pytest.mark.e2e] if name in PROCESSES else []) for name in program.BENCHMARKS]
 )
 def test_the_quick_size_reports_every_number_and_saves_none(name: str) -> None:
     before = saved()
     command = [sys.executable, "-m", "benchmarks", "--quick", "--only", name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     found = [re.fullmatch(r"(.+?) {2,}([\d.e+-]+) (\S.*?) {2,}not judged", row) for row in done.stdout.splitlines()]
     assert all(found), done.stdout

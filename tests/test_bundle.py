@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +40,21 @@ def make_wheel(folder: Path, name: str, version: str, *lines: str) -> Path:
     return path
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The only source that pip has: a folder with a, which requires b, and c for its extra; d is for other systems."""
-    folder = tmp_path / "index"
+    folder = tmp_path_factory.mktemp("index")
     needs = ["b>=1", 'c; extra == "more"', 'd; sys_platform == "win32"', 'd; python_version >= "3.12"']
     make_wheel(folder, "a", "1.0", *[f"Requires-Dist: {need}" for need in needs])
     for name, version in (("b", "1.0"), ("b", "2.0"), ("c", "1.0"), ("d", "1.0"), ("torch", "2.0+cpu")):
         make_wheel(folder, name, version)
-    config = tmp_path / "pip.conf"
+    config = folder / "pip.conf"
     config.write_text(f"[global]\nno-index = true\nfind-links = {folder}\n")
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PIP_")]:
+            patch.delenv(name)
+        patch.setenv("PIP_CONFIG_FILE", str(config))
+        yield folder
 
 
 PINS = {"a": "1.0", "b": "1.0", "c": "1.0", "torch": "2.0"}
@@ -65,6 +67,20 @@ def fill(folder: Path, *roots: str, flavour: str = "cpu") -> Any:
     return house
 
 
+@pytest.fixture(scope="module")
+def filled(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheelhouse for a, its extra and torch."""
+    folder = tmp_path_factory.mktemp("wheelhouse")
+    fill(folder, "a[more]", "torch>=2")
+    return folder
+
+
+@pytest.fixture
+def house(filled: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return shutil.copytree(filled, tmp_path / "house")
+
+
 def names(folder: Path) -> list[str]:
     return sorted("-".join(path.name.split("-")[:2]) for path in folder.glob("*.whl"))
 
@@ -75,34 +91,28 @@ class TestWheelhouse:
         fill(tmp_path / "w", "a")
         assert names(tmp_path / "w") == ["a-1.0", "b-1.0"]
 
-    def test_extras_and_the_right_torch_build_are_included(self, tmp_path: Path) -> None:
-        fill(tmp_path / "w", "a[more]", "torch>=2")
-        assert names(tmp_path / "w") == ["a-1.0", "b-1.0", "c-1.0", "torch-2.0+cpu"]
+    def test_extras_and_the_right_torch_build_are_included(self, filled: Path) -> None:
+        assert names(filled) == ["a-1.0", "b-1.0", "c-1.0", "torch-2.0+cpu"]
 
-    def test_existing_wheels_are_checked_and_not_downloaded_again(self, tmp_path: Path) -> None:
-        assert fill(tmp_path / "w", "a").loaded == 2
-        assert fill(tmp_path / "w", "a").loaded == 0
+    def test_existing_wheels_are_checked_and_not_downloaded_again(self, house: Path) -> None:
+        assert fill(house, "a").loaded == 0
 
-    def test_damaged_missing_and_unrecorded_wheels_are_downloaded_again(self, tmp_path: Path, index: Path) -> None:
-        folder = tmp_path / "w"
+    def test_damaged_missing_and_unrecorded_wheels_are_downloaded_again(self, house: Path, index: Path) -> None:
         good = {path.name: path.read_bytes() for path in index.glob("*.whl")}
-        fill(folder, "a[more]")
-        (folder / "a-1.0-py3-none-any.whl").write_bytes(good["b-1.0-py3-none-any.whl"])
-        (folder / "b-1.0-py3-none-any.whl").unlink()
-        assert fill(folder, "a[more]").loaded == 2
-        assert {path.name: path.read_bytes() for path in folder.glob("*.whl")}.items() <= good.items()
+        (house / "a-1.0-py3-none-any.whl").write_bytes(good["b-1.0-py3-none-any.whl"])
+        (house / "b-1.0-py3-none-any.whl").unlink()
+        assert fill(house, "a[more]").loaded == 2
+        assert {path.name: path.read_bytes() for path in house.glob("*.whl")}.items() <= good.items()
 
-    def test_wheels_that_nothing_requires_any_more_are_deleted(self, tmp_path: Path) -> None:
-        fill(tmp_path / "w", "a[more]")
-        fill(tmp_path / "w", "c")
-        assert names(tmp_path / "w") == ["c-1.0"]
-        assert (tmp_path / "w" / "requirements.txt").read_text().count("==") == 1
+    def test_wheels_that_nothing_requires_any_more_are_deleted(self, house: Path) -> None:
+        fill(house, "c")
+        assert names(house) == ["c-1.0"]
+        assert (house / "requirements.txt").read_text().count("==") == 1
 
-    def test_pip_accepts_the_manifest(self, tmp_path: Path) -> None:
-        fill(tmp_path / "w", "a")
+    def test_pip_accepts_the_manifest(self, filled: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--require-hashes", "-r"]
-        done = subprocess.run([*command, tmp_path / "w" / "requirements.txt"], capture_output=True, text=True)
-        assert "Would install a-1.0 b-1.0" in done.stdout
+        done = subprocess.run([*command, filled / "requirements.txt"], capture_output=True, text=True)
+        assert "Would install a-1.0 b-1.0 c-1.0 torch-2.0+cpu" in done.stdout
 
     def test_a_missing_distribution_is_reported_with_a_hint(self, tmp_path: Path) -> None:
         with pytest.raises(install.InstallError, match="no wheel for this Python"):

@@ -60,6 +60,23 @@ def test_preflight_lists_all_failures_at_once_each_with_its_fix(tmp_path: Path) 
     assert all(failed.values())
 
 
+def test_preflight_names_the_problems_of_all_sites(tmp_path: Path) -> None:
+    options = {"label": {"name": "y", "levels": [0, 1]}, "features": ["x"], "held_out": {"column": "x", "value": "2"}}
+    sites = [{"name": name, "data": str(tmp_path / name)} for name in "abc"]
+    federation = Federation.of({"sites": sites, "task": {"dataset": "csv", "options": options}})
+    for name, cell in zip("abc", ("1", "one", "two"), strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t.csv").write_text(f"x,y\n{cell},0\n2,1\n3,1\n")
+    found = checks.data(federation, None)
+    assert not found.ok
+    for name in "bc":
+        assert f"data: 1 problem in {tmp_path / name}: t.csv, line 2, column 'x': not a number" in found.detail
+    assert found.fix.startswith("correct the files")
+    for name in "bc":
+        (tmp_path / name / "t.csv").write_text("x,y\n1,0\n2,1\n3,1\n")
+    assert checks.data(federation, None).detail == "csv: 6 training and 3 held-out records"
+
+
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority.open(tmp_path / "pki")
@@ -101,6 +118,7 @@ ERRORS = [
     (("plan", QUICKSTART, "--jsn"), "--jsn"),
     (("preflight", QUICKSTART, "--peer", "127.0.0.1:1"), "--keys"),
     (("up", QUICKSTART, "--resume", "nothing"), "nothing"),
+    (("report", "nothing"), "No such command 'report'. Did you mean 'export'?\n"),
 ]
 
 

@@ -6,18 +6,19 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.round.rows import Rows
-from fl_privacy.routes.shards import AllOrNone, Cut
+from fl_privacy.routes.shards import Cut, Intersection
 from fl_privacy.shuffle.job import Job, MixingSet, mix, origins
 from fl_privacy.steps import STEPS
 from fl_privacy.steps.base import Step
 from fl_privacy.wire.client import Release
 from fl_privacy.wire.stream import Receiver, data_bytes, digest
+from profiles import examples
 
 KEY = b"k" * 32
 DTYPES = ("<f4", "<f2", "<i8", "<u4", "|u1")
@@ -35,7 +36,7 @@ SMALL = Small("small", "|u1", 2)
 
 
 @given(dtype=st.sampled_from(DTYPES), rows=st.integers(2, 6), columns=st.integers(1, 50), seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_shuffle_moves_any_dtype_as_it_moves_float32(dtype: str, rows: int, columns: int, seed: int) -> None:
     matrix = np.random.default_rng(seed).integers(0, 100, (rows, columns)).astype(dtype)
     job = Job("parameter", rows, columns, (columns,), (MixingSet(tuple(range(rows)), KEY),))
@@ -71,7 +72,7 @@ def test_a_coding_checks_what_it_receives() -> None:
 
 
 @given(parameters=st.integers(3, 60), aggregators=st.integers(2, 3), seed=st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_shards_of_several_numbers_per_parameter_are_disjoint_and_complete(
     parameters: int, aggregators: int, seed: int
 ) -> None:
@@ -116,9 +117,10 @@ def test_plan_counts_the_bytes_of_the_coding() -> None:
     assert [c.bytes_in for c in coded] == [3 * 2000, 4000]
 
 
-def test_either_all_aggregators_settle_or_none_does() -> None:
-    same, other = Release("closed", count=3, members=b"a"), Release("closed", count=3, members=b"b")
-    gone = Release("failed", "2 of 3 updates came")
-    assert AllOrNone().decide([same, same]) == ([True, True], "")
-    assert AllOrNone().decide([same, other]) == ([False, False], "the aggregators did not get the same updates")
-    assert AllOrNone().decide([same, gone]) == ([False, False], "2 of 3 updates came")
+def test_aggregators_settle_on_what_all_of_them_have() -> None:
+    one = Release("closed", count=3, members=b"\x0e", senders=b"\x0a")
+    other = Release("closed", count=3, members=b"\x0b", senders=b"\x0f")
+    assert Intersection().decide([one, one], 3) == (b"\x0e", b"\x0a", "")
+    assert Intersection().decide([one, other], 2) == (b"\x0a", b"\x0a", "")
+    assert Intersection().decide([one, other], 3).problem == "all aggregators have 2 updates, 3 are needed"
+    assert Intersection().decide([one, Release("failed", "2 of 3 updates came")], 2).problem == "2 of 3 updates came"

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -15,6 +15,7 @@ from fl_privacy.combine.rules import RULES, Combiner
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.shuffle import parameter
+from profiles import examples
 from server_app.strategy import Strategy
 
 UNIT32, UNIT64 = 2.0**-24, 2.0**-53  # half a unit in the last place
@@ -36,7 +37,7 @@ def spread(rows: int, columns: int, seed: int) -> NDArray[np.float32]:
 
 
 @given(rows=st.integers(1, 40), columns=st.integers(0, 300), seed=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_exact_mean_does_not_change_under_a_parameter_shuffle(rows: int, columns: int, seed: int) -> None:
     matrix = spread(rows, columns, seed)
     before = mean.weighted(matrix, exact=True)
@@ -54,7 +55,7 @@ def test_fast_mean_does_change_under_a_parameter_shuffle() -> None:
 
 
 @given(rows=st.integers(1, 30), seed=st.integers(0, 2**32), data=st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_exact_mean_does_not_depend_on_the_order_of_pairs(rows: int, seed: int, data: st.DataObject) -> None:
     matrix = spread(rows, 50, seed)
     weights = np.array(data.draw(st.lists(st.floats(1e-6, 1e6), min_size=rows, max_size=rows)))
@@ -68,7 +69,7 @@ def test_exact_mean_does_not_depend_on_the_order_of_pairs(rows: int, seed: int, 
     weights=st.lists(st.floats(0, 1e9), min_size=7, max_size=7).filter(lambda w: max(w) > 0),
     exact=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_mean_is_within_its_bound_and_the_kernels_agree(
     columns: list[list[float]], weights: list[float], exact: bool
 ) -> None:
@@ -235,7 +236,7 @@ def test_wrong_use_is_refused() -> None:
 
 
 @given(rows=st.integers(1, 20), columns=st.integers(1, 60), trim=st.floats(0, 0.49), seed=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_robust_rules_take_the_middle_of_each_column_in_any_order(
     rows: int, columns: int, trim: float, seed: int
 ) -> None:

@@ -66,7 +66,7 @@ def python_texts(source: str) -> Iterator[str]:
         if kind in ("NL", "FSTRING_START", "FSTRING_END"):
             continue
         kind = kind.replace("FSTRING_MIDDLE", "STRING")  # what Python 3.12 and newer make of an f-string
-        if kind != before or kind not in ("COMMENT", "STRING"):
+        if joined and kind != before:
             yield " ".join(joined)
             joined = []
         if kind in ("COMMENT", "STRING"):

@@ -25,6 +25,7 @@ from fl_privacy.errors import FederationError, LaunchError
 from fl_privacy.identity import requests
 from fl_privacy.identity.keyring import Identity, Keyring, belong_together
 from fl_privacy.identity.pki import Authority, alternative_names, load_key
+from fl_privacy.identity.signing import sign_text
 from helpers import HOSTS, Keys
 
 
@@ -189,7 +190,7 @@ def test_a_tampered_request_is_not_signed(authority: Authority, site: Path, name
     values.update(change(site, values))
     if signs:
         payload = requests.Request.model_validate(values).payload
-        values["signature"] = requests.sign_text(load_key(site / "keys" / "key.pem"), payload)
+        values["signature"] = sign_text(load_key(site / "keys" / "key.pem"), payload)
     asked.write_text(json.dumps(values))
     with pytest.raises(FederationError, match="request") as caught:
         enrol.sign(authority, [asked], replace=True)
@@ -256,7 +257,7 @@ def test_an_expired_certificate_is_not_installed(tmp_path: Path) -> None:
     made = requests.Signed(
         identity=SITE.uri, certificate=ring.certificate_file.read_text(), ca=keys.authority.pem.decode()
     )
-    made = made.model_copy(update={"signature": requests.sign_text(keys.authority.key, made.payload)})
+    made = made.model_copy(update={"signature": sign_text(keys.authority.key, made.payload)})
     kit = make_kit(tmp_path / "kits", "site", "site-0")
     (kit / "signed.json").write_text(made.model_dump_json())
     with pytest.raises(FederationError, match="expired"):

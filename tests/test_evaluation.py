@@ -20,10 +20,12 @@ from fl_privacy.config.policy import Policy, PolicyError, open_ledger
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.dp import gaussian, ldp
 from fl_privacy.dp.ledger import Charge, compose
-from fl_privacy.errors import ConfigError, DataError
+from fl_privacy.errors import ConfigError, DataError, ProtocolError
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.models import kept
-from fl_privacy.routes.base import Ticket
+from fl_privacy.ops.metrics import OFF
+from fl_privacy.round.sent import Sent
+from fl_privacy.routes.base import SiteSeat, Ticket
 from fl_privacy.scores.form import Tally
 from fl_privacy.scores.metrics import scores
 from fl_privacy.scores.shares import added
@@ -34,6 +36,9 @@ from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript import open_run, verify
 from fl_privacy.transcript.events import Farewell, Row
 from fl_privacy.vector import Vector
+from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.stream import digest
+from helpers import Keys, ask_of
 from server_app.evaluation import AtSites, Local
 
 TASK = "task: {partition: {kind: dirichlet, alpha: 0.5}, train: {epochs: 1}}\n"
@@ -41,6 +46,8 @@ LOCAL = "name: local\nseed: 7\nsites: 3\nrounds: 4\nevaluate: sites\nroute: {kin
 
 
 # Who evaluates
+
+MANY = {"x": {"shape": [4]}, "y": {"classes": 100_000}}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +74,8 @@ def test_sites_evaluate_if_they_are_asked_to_or_the_data_are_their_own(text: str
         ("evaluate: {by: sites, epsilon: 1}", "privatise.kind is 'none'"),
         ("evaluate: {epsilon: 1}", "the server evaluates"),
         ("evaluate: {by: sites, every: 0}", "evaluate.every"),
+        ("evaluate: {by: sites, clip: 1.0e+200}", "evaluate.clip"),
+        (f"task: {{dataset: arrays, options: {json.dumps(MANY)}}}", "evaluate.by: classes: 100000 cannot be counted"),
         ("privatise: {kind: ldp}\nevaluate: {by: sites, epsilon: 1}", "sites.epsilon_total plans the whole budget"),
     ],
 )
@@ -131,11 +140,18 @@ class Alone:
     def __init__(self, text: str, folder: Path) -> None:
         self.federation, self._folder = Federation.parse(text), folder
         self.length = form_of(self.federation).length
+        self.keys = Keys(folder / "keys", self.federation.name)
+
+    def farewell(self, model: Vector, **wanted: int) -> Ticket:
+        """The last exchange of a run of four rounds."""
+        layout = Workload(self.federation).layout
+        ask = ask_of(self.federation, self.keys, "run", 5, digest(model), layout, farewell=4, **wanted)
+        return Ticket(run="run", federation=self.federation.digest, first=5, last=5, terms=ask.terms.to_json())
 
     def site(self, name: str) -> Site:
         state = self._folder / name
         state.mkdir(exist_ok=True)
-        return Site(self.federation, name, Keyring(state), [], state=state)
+        return Site(self.federation, name, self.keys.of("site", name), [], state=state)
 
     def sites(self) -> list[Site]:
         return [self.site(name) for name in self.federation.site_names]
@@ -159,7 +175,7 @@ def test_the_counts_of_all_sites_add_up_to_the_pooled_ones_exactly(tmp_path: Pat
     model = trained(work)
     vectors = [site.parcel(here.at(1), model).counts for site in here.sites()]
     total = added([vector for vector in vectors if vector is not None], form.length)
-    (pooled,) = work.measured(model, work.test, [form], "cpu").tallies
+    pooled = work.measured(model, work.test, "cpu").tally(form)
     assert np.array_equal(total, pooled.vector)
     server, found = work.evaluate(model), scores(Tally.of(form, total))
     assert found.accuracy == server.accuracy
@@ -213,6 +229,20 @@ def test_a_model_that_gives_no_numbers_costs_a_site_its_evaluation_not_the_round
     assert parcel.payload.size == site.parameters
 
 
+def test_a_middleware_cannot_choose_the_run_under_whose_name_a_site_writes(tmp_path: Path) -> None:
+    federation = Federation.parse(LOCAL.replace("{kind: server}", "{kind: shuffler}"))
+    work = Workload(federation)
+    member = federation.route.site(SiteSeat(federation, work.layout, Keyring(tmp_path), [], "", "", 3, Sent(None), OFF))
+    header = pb.RoundHeader(run="../elsewhere", round=1, layout=work.layout.digest)
+    header.layers.extend(part.stop for part in work.layout.layers)
+    member._next = lambda *_: ([header], work.initial)  # type: ignore[attr-defined]
+    ticket = Ticket(run="run", federation=federation.digest, first=1, last=4)
+    with pytest.raises(ProtocolError, match="for another run"):
+        next(iter(member.rounds(ticket, None)))
+    header.run = "run"
+    assert next(iter(member.rounds(ticket, None)))[0].run == "run"
+
+
 # Budgets
 
 
@@ -251,8 +281,26 @@ def test_noised_counts_are_not_the_exact_ones(unit: str, tmp_path: Path) -> None
     site, work = here.site("site-0"), Workload(here.federation)
     counts = site.parcel(here.at(1), work.initial).counts
     assert counts is not None
-    (clean,) = work.measured(work.initial, work.held_out("site-0"), [form_of(here.federation)], "cpu").tallies
+    clean = work.measured(work.initial, work.held_out("site-0"), "cpu").tally(form_of(here.federation))
     assert np.mean(counts == clean.vector) < 0.01
+
+
+@pytest.mark.parametrize("unit", PRIVACY)
+@pytest.mark.parametrize("what", ["a model that gives no numbers", "no records"])
+def test_with_noise_whether_counts_leave_says_nothing_of_the_records(unit: str, what: str, tmp_path: Path) -> None:
+    """A server could send a model whose output is finite for all records but one."""
+    here = Alone(PRIVATE + PRIVACY[unit], tmp_path)
+    site, work = here.site("site-0"), Workload(here.federation)
+    site._train = lambda model, at, private: np.zeros_like(model)  # type: ignore[method-assign]
+    model = work.initial
+    if what == "no records":
+        vars(site._evaluation)["_held_out"] = work.held_out("site-0").take([])
+    else:
+        model = np.full_like(model, np.finfo(np.float32).max)
+    counts = site.parcel(here.at(1), model).counts
+    assert counts is not None
+    assert open_ledger(here.federation, "site-0", tmp_path / "site-0").report()["charges"] == 2
+    assert not (tmp_path / "site-0" / "metrics").exists()  # a site's own numbers are exact, and there are none
 
 
 def test_an_evaluation_takes_no_budget_from_the_updates_of_the_run(tmp_path: Path) -> None:
@@ -279,8 +327,7 @@ def test_at_the_farewell_a_site_keeps_the_model_and_compares_it_with_one_trained
     here = Alone(LOCAL, tmp_path)
     site, model = here.site("site-1"), trained(Workload(here.federation))
     site.parcel(here.at(1), model)  # so that it knows how long training takes
-    terms = {"attempt": "ab" * 32, "counts": here.length, "farewell": 4}
-    ticket = Ticket(run="run", federation=here.federation.digest, first=5, last=5, **terms)
+    ticket = here.farewell(model, counts=here.length)
     for _ in range(2):  # the second time as after a crash of the server
         done, reply = site.take_part(ticket, model)
         assert done == 1
@@ -297,9 +344,8 @@ def test_at_the_farewell_a_site_keeps_the_model_and_compares_it_with_one_trained
 
 def test_a_site_trains_no_model_alone_if_it_is_not_to(tmp_path: Path) -> None:
     here = Alone(LOCAL.replace("evaluate: sites", "evaluate: {by: sites, alone: false}"), tmp_path)
-    ticket = Ticket(run="run", federation=here.federation.digest, first=5, last=5, attempt="ab" * 32, farewell=4)
-    site = here.site("site-1")
-    site.take_part(ticket.model_copy(update={"counts": here.length}), Workload(here.federation).initial)
+    site, model = here.site("site-1"), Workload(here.federation).initial
+    site.take_part(here.farewell(model, counts=here.length), model)
     assert [line["model"] for line in here.journal("site-1")] == [4]
 
 
@@ -390,7 +436,7 @@ def test_the_final_line_is_what_the_server_would_have_measured(shuffled: Evaluat
     model = shuffled.server.round(5).arrays["model"]
     assert any(isinstance(event, Farewell) and event.round == 4 for event in shuffled.server.events(5))
     form, line = exact_form(shuffled.federation), shuffled.run.metrics[-1]
-    (pooled,) = shuffled.work.measured(model, shuffled.work.test, [form], "cpu").tallies
+    pooled = shuffled.work.measured(model, shuffled.work.test, "cpu").tally(form)
     assert line["accuracy"] == shuffled.work.evaluate(model).accuracy
     assert np.array_equal(shuffled.server.round(5).arrays["counts"], pooled.vector)
     vector.load(shuffled.work.model, model, shuffled.work.layout)

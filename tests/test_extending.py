@@ -174,6 +174,63 @@ def test_a_config_names_the_known_tasks(plugged: Path) -> None:
         task_of(Federation.parse(other))
 
 
+OTHER = "from fl_privacy import Task\nfrom pathlib import Path\nPath({mark!r}).touch()\nclass Other(Task): pass\n"
+
+
+@pytest.fixture
+def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Federation, Path]]:
+    """A federation that pins a task, which was then changed here; the mark of the code that has run."""
+    mark = tmp_path / "ran"
+    write_package(tmp_path, "fl-other", "[fl_privacy.tasks]\nother = other_task:Other\n", other_task="# first\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._installed.cache_clear()
+    federation = Federation.parse("sites: 3\ntask: {name: other}")
+    (tmp_path / "other_task.py").write_text(OTHER.format(mark=str(mark)))
+    yield federation, mark
+    registry._installed.cache_clear()
+
+
+def test_code_of_another_version_is_not_even_imported(changed: tuple[Federation, Path], tmp_path: Path) -> None:
+    from fl_privacy.tasks.making import task_of
+
+    federation, mark = changed
+    with pytest.raises(ConfigError, match="another version than the federation's"):
+        task_of(federation)
+    assert not mark.exists()
+
+
+def test_an_operator_accepts_the_version_that_is_shown(changed: tuple[Federation, Path], tmp_path: Path) -> None:
+    from fl_privacy.tasks import accepted
+
+    federation, _ = changed
+    for step in (accepted.offered, accepted.accept):
+        with pytest.raises(ConfigError, match="another version than the federation's"):
+            step(federation, tmp_path / "state")
+    assert not accepted.may_run(federation, tmp_path / "state")
+
+
+def test_compiled_modules_of_a_package_are_pinned_too(plugged: Path) -> None:
+    from fl_privacy.tasks.installed import digest
+
+    before, package = digest("blobs"), plugged / "site" / "fl_example"
+    for name, counts in (("fast.so", True), ("hidden.pyc", True), ("notes.txt", False)):
+        (package / name).write_bytes(b"1")
+        assert (digest("blobs") != before) is counts
+        (package / name).unlink()
+
+
+def test_an_error_in_the_package_is_reported_with_file_and_line(plugged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fl_privacy.tasks.code import TaskError
+    from fl_privacy.tasks.making import task_of
+    from fl_privacy.tasks.workload import Workload
+
+    federation = Federation.parse("sites: 3\ntask: {name: blobs}")
+    module = sys.modules[type(task_of(federation)).__module__]
+    monkeypatch.setattr(module, "TRAIN", "many")
+    with pytest.raises(TaskError, match=r"/fl_example/blobs\.py:\d+: data: TypeError"):
+        Workload(federation).site_data("site-0")
+
+
 def test_reading_a_config_with_the_task_imports_no_torch(installed: Path, shell: Shell) -> None:
     shell(
         "python -c \"import sys; from fl_privacy.config import Federation; Federation.load('extended.yaml'); "

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fl_privacy.deploy.processes import QUIET
+from fl_privacy.deploy.environment import SET
 
 SCRIPT = """
 import json, os, signal
@@ -40,7 +40,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def found() -> dict[str, Any]:
     """The findings of a process with two forks, which was then killed."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, env={**os.environ, **QUIET}
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, env={**os.environ, **SET}
     )
     assert done.stdout, done.stderr
     return dict(json.loads(done.stdout))

@@ -54,9 +54,9 @@ CALL = """
 import grpc, sys
 from pathlib import Path
 from fl_privacy.wire import rpc
-from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.keyring import Identity, Keyring
 
-channel = rpc.channel(sys.argv[1], Keyring(Path(sys.argv[2])))
+channel = rpc.channel(sys.argv[1], Keyring(Path(sys.argv[2])), Identity("hosts", "shuffler", "shuffler"))
 try:
     channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)(b"", timeout=20)
 except grpc.RpcError as error:
@@ -110,9 +110,14 @@ class Machines:
     def enrol(self) -> None:
         """Create keys on each machine; only requests and answers are exchanged."""
         self.each(self.parties, "pki", "request", "{kit}")
-        done = cli("pki", "sign", self.authority, *(self.kit(n) / f"{n}.request.json" for n in self.parties))
+        asked = [self.kit(name) / f"{name}.request.json" for name in self.parties]
+        done = cli("pki", "sign", self.authority, *asked, "--config", self.folder / "federation.yaml")
         assert done.returncode == 0, done.stderr
         self.each(self.parties, "pki", "install", "{kit}", "{kit}/{name}.signed.json")
+        self.each(list(SITES), "site", "accept", "{kit}", "--yes")
+        for name in SITES:
+            policy = self.cli(name, "site", "policy", self.kit(name)).stdout.replace("min_cohort: 3", "min_cohort: 2")
+            (self.kit(name) / "policy.yaml").write_text(policy)
         for name in SITES:
             done = self.cli(
                 "superlink", "pki", "install", self.kit("superlink"), self.kit(name) / f"{name}.signed.json"

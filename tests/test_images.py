@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from fl_privacy.errors import DataError
 from fl_privacy.tasks import images
 from fl_privacy.tasks.images import Images
+from profiles import examples
 
 OPTIONS: dict[str, Any] = {"size": 8, "channels": 3, "levels": ["cat", "dog"], "held_out": {"ratio": 0.5}}
 TABLE: dict[str, Any] = {"table": {"path": "image"}, "held_out": {"column": "part"}}
@@ -112,7 +113,7 @@ def test_every_bad_line_of_a_table_is_named_at_once(site: Path) -> None:
     text = problems(made(**TABLE), site)
     assert text.startswith(f"data: 4 problems in {site}: ")
     assert "labels.csv, line 3, column 'image': there is no such file (correct the path or add the image)" in text
-    assert text.count("not a path below the site's folder") == 2
+    assert "labels.csv, lines 4, 5, column 'image': not a path below the site's folder" in text
     assert "labels.csv, line 6, column 'label': none of the 2 levels" in text
     assert "labels.csv cannot be read" not in text
     (site / "labels.csv").unlink()
@@ -135,7 +136,7 @@ def test_an_image_that_unpacks_to_gigabytes_is_not_decoded(site: Path, monkeypat
     assert "cat/bomb.png: more than 100 pixels (make it smaller)" in problems(made(resize=True), site)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(number=st.integers(0, 2**32), cut=st.integers(0, 300))
 def test_a_damaged_image_is_refused_or_read(tmp_path_factory: pytest.TempPathFactory, number: int, cut: int) -> None:
     path = tmp_path_factory.mktemp("site") / "one.png"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,28 @@ def test_a_file_with_code_is_refused_and_not_executed(tmp_path: Path) -> None:
     torch.save([torch.zeros(2)], tmp_path / "b.pt")
     with pytest.raises(FederationError, match=r"save model\.state_dict"):
         initial(config(tmp_path, "b.pt"))
+
+
+def test_a_file_takes_no_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
+    """A tensor may claim any shape by a stride of 0, and a compressed archive unpacks to any size."""
+    state = dict(trained(config(tmp_path)).state_dict())
+    torch.save({**state, "out.bias": torch.zeros(1).expand(2**50)}, tmp_path / "a.pt")
+    with pytest.raises(ConfigError, match=r"out\.bias is \(1125899906842624,\), not \(10,\)"):
+        initial(config(tmp_path, "a.pt"))
+    torch.save({**state, "out.bias": torch.zeros(10)}, tmp_path / "b.pt")
+    with zipfile.ZipFile(tmp_path / "b.pt") as plain, zipfile.ZipFile(tmp_path / "c.pt", "w", 8) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    initial(config(tmp_path, "b.pt"))
+    with pytest.raises(FederationError, match=r"not a \.pt file of tensors \(it is compressed"):
+        initial(config(tmp_path, "c.pt"))
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(10).to_sparse(), torch.zeros(10, device="meta")])
+def test_a_tensor_without_numbers_of_its_own_is_refused(tmp_path: Path, tensor: torch.Tensor) -> None:
+    torch.save({**trained(config(tmp_path)).state_dict(), "out.bias": tensor}, tmp_path / "a.pt")
+    with pytest.raises(FederationError, match=r"a\.pt: "):
+        initial(config(tmp_path, "a.pt"))
 
 
 def test_a_model_that_is_not_finite_is_refused(tmp_path: Path) -> None:

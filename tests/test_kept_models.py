@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from safetensors.numpy import load_file, save_file
 
 from fl_privacy.errors import FederationError
 from fl_privacy.models import keep, kept, received
 from fl_privacy.vector import Entry, Layout, Vector, unflatten
+from profiles import examples
 
 LAYOUT = Layout((Entry("z.weight", (3, 2)), Entry("a.bias", (3,)), Entry("scale", ())))
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -23,7 +24,7 @@ def vector(layout: Layout = LAYOUT, start: float = 0.5) -> Vector:
     return np.arange(layout.size, dtype=np.float32) + np.float32(start)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(shapes=st.lists(SHAPES, min_size=1, max_size=5), round=st.integers(0, 10**6))
 def test_what_is_kept_is_received_in_the_order_of_the_layout(
     tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[int, ...]], round: int

@@ -56,6 +56,16 @@ def test_data_inside_the_kit_need_no_mount(kits: Path) -> None:
     assert mounts(kits / "site-0") == {}
 
 
+def test_a_shared_ledger_can_be_written_in_containers_and_units(kits: Path) -> None:
+    kit = kits / "site-0"
+    change(kit, policy="policy.yaml")
+    (kit / "policy.yaml").write_text("epsilon_per_round: 1\nepsilon: 2\ntasks: [digits]\nledger: /srv/ledgers/icu\n")
+    kit_files.write(Folder.open(kit))
+    assert mounts(kit) == {"/srv/ledgers/icu": True}
+    unit = (kit / "fl-privacy-site-0.service").read_text()
+    assert "ReadWritePaths=/srv/fl-privacy/site-0 /srv/ledgers/icu\n" in unit
+
+
 def test_containers_of_all_kits_are_locked_down_and_their_logs_bounded(kits: Path) -> None:
     for kit in kits.iterdir():
         found = service(kit)

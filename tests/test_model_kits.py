@@ -25,7 +25,7 @@ from fl_privacy.tasks import accepted
 from fl_privacy.tasks.workload import layout_of, model_of
 
 SHARDS = {
-    "route": {"kind": "shards", "aggregators": 2},
+    "route": {"kind": "shards", "aggregators": 2, "n_min": 2},
     "hosts": {"superlink": "a:1", "aggregators": ["b:1", "c:1"], "evaluator": "d:1"},
 }
 
@@ -53,7 +53,7 @@ def test_a_site_exports_the_models_that_it_received(tmp_path: Path) -> None:
     assert locate(tmp_path / "site-0", run="old").round == 5
     card = facts(found)
     assert (card["run_digest"], card["attacks"], card["spent"]) == (None, None, [])
-    assert card["metrics"] == {"loss": 1 / 9}
+    assert card["metrics"] == {"loss": 0.111}
     for round, run, said in (("8", None, "there: last is round 9, best is round 7"), ("last", "gone", "old")):
         with pytest.raises(FederationError, match=said):
             locate(tmp_path / "site-0", round, run)
@@ -91,6 +91,7 @@ def test_the_code_of_a_task_is_not_run_before_it_is_accepted(tmp_path: Path) -> 
         write(found, tmp_path / "model.onnx", (3,))
     assert not mark.exists()
     assert facts(found)["task_digest"] == federation.task.sha256
+    assert facts(found)["task"].keys() == {"code", "name", "options", "train", "records", "sha256"}
     accepted.accept(federation, state)
     write(found, tmp_path / "whole.pt")
     assert mark.exists()

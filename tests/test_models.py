@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from fl_privacy import vector
 from fl_privacy.dp import per_record
@@ -14,6 +14,7 @@ from fl_privacy.tasks.catalog import MODELS
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.models import BUILDERS, build
 from fl_privacy.tasks.train import Recipe, evaluate, fit
+from profiles import examples
 
 # A record's shape and classes (0: a number to predict), for every kind of record that the data sets give.
 TABLES = [((3,), 2), ((30,), 5), ((30,), 0)]
@@ -68,7 +69,7 @@ def test_a_series_that_is_too_long_is_refused(name: str) -> None:
         build(name, (20_000,), 0, seed=0)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(seed=st.integers(0, 2**32))
 def test_a_transformer_knows_where_a_reading_is(seed: int) -> None:
     model = build("transformer", (6, 2), 3, seed)

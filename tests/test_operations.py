@@ -23,18 +23,20 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.engine import Result, up
 from fl_privacy.deploy.engines.workspace import Workspace
 from fl_privacy.deploy.processes import Fleet
-from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops import scrape
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.status import Status, read
 from fl_privacy.ops.tail import Tail
-from fl_privacy.routes.base import FAREWELLS
+from fl_privacy.round.terms import FAREWELLS
+from fl_privacy.tasks.workload import layout_of
 from fl_privacy.wire import client, federation_pb2 as pb
+from fl_privacy.wire.stream import digest
 from helpers import (
     CALL,
     START,
     Deployment,
     Keys,
+    ask_of,
     collect,
     eventually,
     open_round,
@@ -74,7 +76,7 @@ def watched(folder: Path, keys: Keys, name: str, route: dict[str, Any], *argumen
     federation = Federation.model_validate({"name": "test", "sites": sites, "route": route})
     (folder / "c.yaml").write_text(federation.to_yaml())
     command = [sys.executable, "-m", f"{role}_app", "--config", str(folder / "c.yaml"), *arguments]
-    command += ["--keys", str(keys.of(role, name).folder)]
+    command += ["--keys", str(keys.of(role, name).folder), "--state", str(folder / "state")]
     command += ["--metrics", "127.0.0.1:0", "--events", str(folder / "kept" / "events.jsonl")]
     fleet = Fleet(folder / "logs", folder / "pids.json")
     try:
@@ -111,6 +113,8 @@ def test_a_round_is_reported_when_it_is_over_without_who_sent_what(shuffler: Wat
     assert during[BYTES_IN] == before[BYTES_IN] + model
     submit(calls.site(2), round, good)
     assert collect(calls.server, round).count == 3
+    where = {"run": round.run, "round": round.round, "attempt": round.attempt}
+    calls.server.settle(pb.SettleRequest(**where, commit=True), timeout=CALL)
     released = 'fl_privacy_rounds_total{outcome="released"}'
     eventually(lambda: shuffler.samples()[released] == before[released] + 1)
     after = shuffler.samples()
@@ -190,16 +194,16 @@ def test_a_round_that_is_open_when_the_shuffler_stops_is_reported(shuffler: Watc
 
 
 def test_an_aggregator_reports_the_same_about_its_shard(tmp_path: Path, keys: Keys) -> None:
-    arguments = ("--index", "0", "--state", str(tmp_path / "state"))
+    arguments = ("--index", "0")
     with watched(tmp_path, keys, "aggregator-0", {"kind": "shards", "aggregators": 2}, *arguments) as running:
         calls, shard = running.deployment, np.ones(LENGTH, np.float32)
         client.seed(calls.party("evaluator", "evaluator").stub, "run-a", shard, CALL)
-        round = round_header("run-a", 1, LENGTH)
-        client.open_round(calls.server, round, None, CALL)
+        round = open_round(calls.server, round_header("run-a", 1, LENGTH, shards=[digest(shard)]))
         for site in range(3):
             submit(calls.site(site), round, shard)
         assert collect(calls.server, round).phase == "closed"
-        settle = pb.SettleRequest(run="run-a", round=1, attempt=round.attempt, commit=True)
+        where = {"run": "run-a", "round": 1, "attempt": round.attempt}
+        settle = pb.SettleRequest(**where, commit=True, members=b"\x07", senders=b"\0")
         calls.server.settle(settle, timeout=CALL)
         eventually(lambda: running.samples()['fl_privacy_rounds_total{outcome="released"}'] == 1)
         found, text = running.samples(), get(running.metrics)[1]
@@ -371,22 +375,25 @@ def test_a_site_reports_charges_resends_and_what_it_did_not_send(tmp_path: Path)
     federation = Federation.parse(text)
     log = Log("site-0", events=tmp_path / "e")
     metrics = scrape.Prometheus("site", "site-0")
-    site = Site(federation, "site-0", Keyring(tmp_path), [], state=tmp_path, log=log, metrics=metrics)
+    keys, layout = Keys(tmp_path / "keys", federation.name), layout_of(federation)
+    site = Site(federation, "site-0", keys.of("site", "site-0"), [], state=tmp_path, log=log, metrics=metrics)
     model = bytearray(4 * site.parameters)
 
     def ask(round: int, **changes: Any) -> tuple[str, bytes]:
-        ticket = {"run": "run-1", "federation": federation.digest, "first": round, "last": round, "attempt": "a"}
+        made = ask_of(federation, keys, "run-1", round, digest(np.zeros(site.parameters, np.float32)), layout)
+        ticket = {"run": "run-1", "federation": federation.digest, "first": round, "last": round}
+        ticket["terms"] = made.terms.to_json()
         ticket |= changes
         fields, update = worker.answer(site, ticket, model)
         return fields["status"], bytes(update)
 
     first = ask(1)
     assert ask(1) == first
-    assert [ask(2)[0], ask(1, federation="0" * 64)[0], ask(1, run="../x")[0]] == ["failed", "refused", "refused"]
+    assert [ask(2)[0], ask(1, federation="0" * 64)[0], ask(1, run="../x")[0]] == ["abstain"] * 3
     told = [(e["event"], e["round"]) for e in kept(tmp_path / "e") if e["event"] not in ("ready", "ticket")]
     once = [("uploaded", 1), ("done", None)]
     assert told == [
-        ("charged", 1), *once, ("resend", 1), *once, ("not-sent", 2), ("failed", None), *[("refused", None)] * 2
+        ("charged", 1), *once, ("resend", 1), *once, ("not-sent", 2), ("done", None), *[("refused", None)] * 2
     ]  # fmt: skip
     events = {e["event"]: e for e in kept(tmp_path / "e")}
     assert events["resend"]["spent"] == events["charged"]["spent"] == pytest.approx(8, rel=1e-3)

@@ -25,6 +25,7 @@ def start(tmp_path: Path, config: str, listen: str) -> subprocess.CompletedProce
         Identity("here", "shuffler", "shuffler"), tmp_path / "k", ["127.0.0.1"]
     )
     command = [sys.executable, "-m", "shuffler_app", "--config", str(path), "--keys", str(keys.folder)]
+    command += ["--state", str(tmp_path / "state")]
     return subprocess.run([*command, "--listen", listen], capture_output=True, text=True, timeout=60)
 
 
@@ -59,6 +60,8 @@ def test_preflight_explains_what_grpc_calls_unavailable(tmp_path: Path) -> None:
             sys.executable,
             "-m",
             "shuffler_app",
+            "--state",
+            str(tmp_path / "state"),
             "--config",
             str(tmp_path / "c.yaml"),
             "--keys",
@@ -102,4 +105,5 @@ def test_the_result_of_a_run_comes_from_its_server_or_else_from_flower(
     monkeypatch.setattr(following, "STATUS_EVERY", 0.0)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "server.log").write_text(log)
-    assert following.follow(tmp_path, Finished(), 1, lambda: None, lambda run_dir: None) == end
+    submitted = following.Submitted(Finished(), 1, lambda: 2, tmp_path / "server.lock")
+    assert following.Follower(tmp_path, submitted, lambda: None).end() == end

@@ -221,6 +221,7 @@ def test_the_command_exports_by_name_and_says_what_is_wrong(run: fl_privacy.Run,
         ("m.pt", "9", None, "no model after round 9"),
         ("m.pt", "new", None, "use last, best or a number"),
         ("m.onnx", "last", (1, 9, 9), "shape: the model takes no records"),
+        ("m.onnx", "last", (10**9, 10**9), "shape: the model takes no records"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line(
@@ -348,6 +349,15 @@ def test_a_wrong_config_is_one_line(config: Any, said: str, tmp_path: Path) -> N
     with pytest.raises(FederationError, match=said):
         fl_privacy.up(config, runs_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_resumed_run_takes_no_other_initial_model(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").touch()
+    with pytest.raises(FederationError, match="init: a resumed run has its own initial model"):
+        fl_privacy.up(resume="run", init=tmp_path / "model.pt", runs_dir=tmp_path)
+    done = cli("up", "--resume", "run", "--init", tmp_path / "model.pt", "--runs-dir", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "init: a resumed run has its own initial model" in done.stderr
 
 
 def test_an_unknown_engine_and_an_unknown_run_are_one_line(tmp_path: Path) -> None:

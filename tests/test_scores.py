@@ -6,17 +6,18 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss, roc_auc_score
 
 from fl_privacy.dp import gaussian
-from fl_privacy.dp.counts import BOUNDS, Noise
+from fl_privacy.dp.counts import BOUNDS, Noise, bounded
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.scores.form import LONGEST, MOST_CLASSES, Form, Tally
 from fl_privacy.scores.metrics import scores
 from fl_privacy.scores.shares import added, split
 from fl_privacy.scores.tally import log_odds, score_bins, tally
+from profiles import examples
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +45,7 @@ def forecast(form: Form, outputs: Floats, values: Floats) -> Tally:
 
 
 @given(st.integers(0, 2**32), st.integers(2, 12), st.lists(st.integers(0, 40), min_size=1, max_size=6))
-@settings(max_examples=50)
+@examples(50)
 def test_the_counts_of_all_sites_add_up_to_those_of_the_pooled_records(
     seed: int, classes: int, sizes: list[int]
 ) -> None:
@@ -71,7 +72,7 @@ def test_forecasts_add_up_too_and_give_rmse_and_mae(errors: list[float], cut: in
 
 
 @given(st.integers(0, 2**32), st.integers(2, 12))
-@settings(max_examples=30)
+@examples(30)
 def test_measures_are_those_of_scikit_learn(seed: int, classes: int) -> None:
     logits, labels = classified(seed, 400, classes)
     labels[:classes] = np.arange(classes)  # every class is there
@@ -192,6 +193,21 @@ def test_whatever_a_sum_says_it_has_measures_or_none(seed: int) -> None:
     assert scores(Tally.of(Form(0), np.frombuffer(data, np.uint64)[: Form(0).length].copy())) is not None
 
 
+def test_sums_over_different_cohorts_tell_the_classes_of_every_site() -> None:
+    """Why the manifest says so: no sum is of one site, and another model makes each."""
+    rng, form = np.random.default_rng(0), Form(3)
+    labels = [rng.integers(3, size=rng.integers(5, 60)) for _ in range(6)]
+    cohorts = [rng.permutation(6)[:4] for _ in range(12)]
+    sums = []
+    for cohort in cohorts:
+        logits = {site: rng.normal(size=(len(labels[site]), 3)) for site in cohort}
+        total = added([counted(form, logits[site], labels[site]).vector for site in cohort], form.length)
+        sums.append(Tally.of(form, total).block("classes").sum(axis=1))
+    took_part = np.array([np.isin(np.arange(6), cohort) for cohort in cohorts], float)
+    found = np.linalg.lstsq(took_part, np.array(sums, float), rcond=None)[0]
+    assert np.array_equal(np.rint(found), [np.bincount(y, minlength=3) for y in labels])
+
+
 # Shares
 
 
@@ -216,7 +232,7 @@ def test_all_shares_but_one_say_nothing_of_the_counts() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0, 2, 5, 300]))
-@settings(max_examples=40)
+@examples(40)
 def test_one_record_moves_the_counts_by_at_most_the_bound(seed: int, classes: int) -> None:
     noise = Noise.of(classes, 8.0, "record", 1.0, 1e-5)
     rng = np.random.default_rng(seed)
@@ -230,8 +246,20 @@ def test_one_record_moves_the_counts_by_at_most_the_bound(seed: int, classes: in
     assert moved >= 0.4 * noise.form.unit  # and not by much less: the bound is not idle
 
 
+@pytest.mark.parametrize("classes", [0, 2, 300])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_with_noise_a_record_without_a_finite_result_counts_as_the_worst(classes: int, value: float) -> None:
+    form = Noise.of(classes, 8.0, "record", 1.0, 1e-5).form
+    outputs, labels = np.full((1, classes or 1), value), np.zeros(1, np.int64)
+    found = tally(form, outputs, labels, np.array([value]))
+    assert np.linalg.norm(found.numbers.astype(float)) <= form.unit * math.sqrt(form.parts)
+    assert [found.mean(name) for name in form.sums] == [form.limit(name) for name in form.sums]
+    with pytest.raises(FederationError, match="not finite"):
+        tally(Form(classes), outputs, labels, np.array([value]))
+
+
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 60))
-@settings(max_examples=40)
+@examples(40)
 def test_another_site_moves_the_counts_by_at_most_the_bound(seed: int, mine: int, others: int) -> None:
     noise, bound = Noise.of(4, 8.0, "site", 1.0, 1e-5), BOUNDS["site"]
     vectors = []
@@ -269,6 +297,13 @@ def test_measures_are_as_precise_as_the_noise_allows(protects: str) -> None:
     assert found.accuracy == pytest.approx(scores(clean).accuracy, abs=2 * off)
     assert found.loss == pytest.approx(scores(clean).loss, abs=2 * 8.0 * off)
     assert found.auroc is not None
+
+
+def test_only_neighbours_whose_counts_are_a_known_distance_apart_have_a_budget() -> None:
+    assert bounded("record", "add-or-remove")
+    assert bounded("site", "replace")
+    assert not bounded("record", "replace")
+    assert not bounded(None, None)
 
 
 def test_a_budget_too_small_for_whole_numbers_is_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 from commands import cli
 from fl_privacy.deploy.kits.kit import read_kit
 from fl_privacy.deploy.kits.provision import provision
+from fl_privacy.files import write_secret
 from fl_privacy.identity.pki import Authority
 from kits import change, federation
 
@@ -31,7 +32,7 @@ def refused(command: str, kit: Path) -> str:
 def test_nothing_starts_with_keys_of_another_kit(kits: Path, command: str, name: str) -> None:
     keys, kit = kits / name / "keys", kits / name
     (keys / "key.pem").rename(keys / "kept")
-    (keys / "key.pem").write_text("garbage")
+    write_secret(keys / "key.pem", b"garbage")
     assert "key.pem: not a private key in PEM; restore it" in refused(command, kit)
     shutil.copy(kits / "site-1" / "keys" / "key.pem", keys)
     assert "do not belong together; install the signed file again" in refused(command, kit)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats
 
 from fl_privacy.errors import FederationError
 from fl_privacy.shard import masks
+from profiles import examples
 
 LEAST_P = 1e-6
 
@@ -18,7 +19,7 @@ dimensions = st.one_of(st.integers(0, 300), st.sampled_from([1023, 1024, 1025, 2
 @given(
     d=dimensions, aggregators=st.one_of(st.integers(1, 9), st.sampled_from([255, 256, 257, 400])), seed=st.integers()
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_masks_are_disjoint_complete_and_nearly_equal(d: int, aggregators: int, seed: int) -> None:
     owners = masks.owners(d, aggregators, seed)
     counts = np.bincount(owners, minlength=aggregators)
@@ -35,7 +36,7 @@ def test_masks_are_disjoint_complete_and_nearly_equal(d: int, aggregators: int, 
     seed=st.binary(max_size=8),
     reuse=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_join_undoes_split_and_the_kernels_agree(d: int, aggregators: int, seed: bytes, reuse: bool) -> None:
     owners = masks.owners(d, aggregators, seed)
     vector = np.random.default_rng(d).standard_normal(d, dtype=np.float32)

@@ -10,13 +10,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
 from fl_privacy.crypto import keys
 from fl_privacy.errors import FederationError
 from fl_privacy.shuffle import LEVELS, draws, layer, model, parameter, reorder
+from profiles import QUICK, examples
 
 # Keys are fixed, so results never change; a correct shuffle fails for one choice of keys in a million.
 LEAST_P = 1e-6
@@ -127,7 +128,7 @@ def test_without_rejection_short_words_are_biased(monkeypatch: pytest.MonkeyPatc
 
 
 @given(st.integers(2, draws.MAX_ROWS))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_plan_serves_every_radix_once_without_overflow(rows: int) -> None:
     found = draws.plan(rows)
     assert found.tops[0] == rows
@@ -145,7 +146,7 @@ def test_plan_serves_every_radix_once_without_overflow(rows: int) -> None:
     secret=st.binary(min_size=32, max_size=32),
     threads=st.sampled_from([1, 2, 3]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_kernels_and_threads_agree_and_keep_every_column(rows: int, columns: int, secret: bytes, threads: int) -> None:
     # Any bits, including NaNs: a shuffle moves entries and computes nothing.
     source = np.random.default_rng(columns).integers(0, 2**32, (rows, columns), dtype=np.uint32)
@@ -156,7 +157,7 @@ def test_kernels_and_threads_agree_and_keep_every_column(rows: int, columns: int
     assert np.array_equal(np.sort(compiled, axis=0), np.sort(source, axis=0))
 
 
-@pytest.mark.parametrize("rows", [4096, 65536])
+@pytest.mark.parametrize("rows", [4096] if QUICK else [4096, 65536])
 def test_many_rows(rows: int) -> None:
     matrix = numbered(rows, 5)
     parameter.shuffle(matrix, key(3))
@@ -243,7 +244,7 @@ def test_layers_must_cover_the_matrix(layers: list[slice]) -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 40), st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_reorder_is_a_row_gather(rows: int, columns: int, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(rows)))[: data.draw(st.integers(0, rows))]
     matrix = np.random.default_rng(0).random((rows, columns), dtype=np.float32)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import httpx
 import pytest
 
 from commands import cli
+from fl_privacy import files
 from fl_privacy.deploy.engines import follow
 from fl_privacy.deploy.flower import Status
 from fl_privacy.deploy.kits.provision import provision
 from fl_privacy.deploy.kits.train import export
+from fl_privacy.deploy.supervise import OFTEN
 from fl_privacy.errors import LaunchError
 from fl_privacy.identity.pki import Authority
 from fl_privacy.transcript.run import anchor
@@ -39,14 +42,21 @@ class SuperLink:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "POLL", 0.0)
-    monkeypatch.setattr(follow, "STATUS_EVERY", 0.0)
+    for name in ("POLL", "CHECK_EVERY", "STATUS_EVERY", "FIRST_PAUSE", "LAST_WORDS"):
+        monkeypatch.setattr(follow, name, 0.0)
+
+
+def say(run_dir: Path, event: str, **fields: str) -> None:
+    """What the server logs."""
+    with (run_dir / "logs" / "server.log").open("a") as log:
+        log.write(json.dumps({"time": 1.0, "event": event, **fields}) + "\n")
 
 
 def watched(run_dir: Path, superlink: SuperLink) -> tuple[str, str]:
     (run_dir / "logs").mkdir()
-    (run_dir / "logs" / "server.log").write_text(json.dumps({"time": 1.0, "event": "started"}) + "\n")
-    return follow.follow(run_dir, superlink, 1, lambda: None, lambda run_dir: None)
+    say(run_dir, "started")
+    submitted = follow.Submitted(superlink, 1, lambda: 2, run_dir / "server.lock")
+    return follow.Follower(run_dir, submitted, lambda: None).end()
 
 
 def test_a_restarted_superlink_is_queried_again(tmp_path: Path) -> None:
@@ -58,6 +68,65 @@ def test_a_restarted_superlink_is_queried_again(tmp_path: Path) -> None:
 def test_a_superlink_that_refuses_the_server_ends_it_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"refuses the server \(not you\)"):
         watched(tmp_path, SuperLink(refusal(403)))
+
+
+class Deaths:
+    """A run whose ServerApp dies `count` times; then it completes. Every `rounds` deaths it has done one more round."""
+
+    def __init__(self, run_dir: Path, count: int, rounds: int) -> None:
+        self.run_dir, self.left, self.rounds = run_dir, count, rounds
+        self.submitted = self.looked = 0
+        (run_dir / "logs").mkdir()
+        (run_dir / "checkpoints").mkdir()
+        self.lock = files.lock(run_dir / "server.lock")
+
+    def status(self, run: int) -> Status:
+        assert run == self.submitted
+        return Status("running", "", "")
+
+    def look(self) -> None:
+        """Every second look, the ServerApp that holds the lock dies, or reports its end."""
+        self.looked += 1
+        if self.looked % 2 or not self.lock:
+            return
+        if self.left:
+            os.close(self.lock)
+            self.lock, self.left = 0, self.left - 1
+        else:
+            say(self.run_dir, "completed")
+
+    def again(self) -> int:
+        self.submitted += 1
+        if self.submitted % self.rounds == 0:
+            (self.run_dir / "checkpoints" / f"round-{self.submitted:06d}.safetensors").touch()
+        self.lock = files.lock(self.run_dir / "server.lock")
+        return self.submitted
+
+    def end(self) -> tuple[str, str]:
+        submitted = follow.Submitted(self, 0, self.again, self.run_dir / "server.lock")
+        return follow.Follower(self.run_dir, submitted, self.look).end()
+
+
+def test_a_run_whose_serverapp_dies_is_submitted_again(tmp_path: Path) -> None:
+    deaths = Deaths(tmp_path, count=2 * OFTEN, rounds=2)
+    assert deaths.end() == ("completed", "")
+    assert deaths.submitted == 2 * OFTEN
+
+
+def test_a_serverapp_that_keeps_dying_after_the_same_round_fails_the_run(tmp_path: Path) -> None:
+    deaths = Deaths(tmp_path, count=2 * OFTEN, rounds=100)
+    status, reason = deaths.end()
+    assert (status, deaths.submitted) == ("failed", OFTEN - 1)
+    assert f"exited {OFTEN} times after the same round" in reason
+
+
+@pytest.mark.parametrize("reason", ["SystemExit: 0", "KeyboardInterrupt: ", "RunNotRunningException: "])
+def test_a_server_that_was_only_stopped_goes_on(tmp_path: Path, reason: str) -> None:
+    """Its SuperLink was killed or away; its own log says that it failed."""
+    (tmp_path / "logs").mkdir()
+    say(tmp_path, "failed", reason=reason)
+    submitted = follow.Submitted(SuperLink(), 1, lambda: say(tmp_path, "completed") or 2, tmp_path / "server.lock")
+    assert follow.Follower(tmp_path, submitted, lambda: None).end() == ("completed", "")
 
 
 def finished(run_dir: Path) -> follow.Result:
