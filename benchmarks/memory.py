@@ -19,10 +19,14 @@ from numpy.typing import NDArray
 
 from benchmarks.parties import MEGABYTE, PARAMETERS, QUICK_PARAMETERS, Parties, parties
 from benchmarks.result import Result
-from fl_privacy.coding import FLOAT32
+from fl_privacy.coding import FLOAT32, Payload
 from fl_privacy.config import Federation, ShufflerRoute, Site
+from fl_privacy.round.collector import Collector
+from fl_privacy.routes.base import Ask, ServerSeat
+from fl_privacy.vector import Entry, Layout, Vector
 from fl_privacy.wire import client, federation_pb2 as pb, rpc
 from fl_privacy.wire.stream import digest
+from server_app.asking import Asking
 
 SITES = 10
 ROUNDS = 2
@@ -58,20 +62,30 @@ def _shuffle(made: Parties, federation: Federation, model: NDArray[np.float32]) 
     """Whole rounds on a real shuffler: its peak before and after, and that of shuffler and mixer together, in MB."""
     config = made.folder / "federation.yaml"
     config.write_text(federation.to_yaml())
-    keys = made.keys("shuffler", "shuffler").folder
-    command = [sys.executable, "-m", "shuffler_app", "--config", str(config), "--keys", str(keys)]
+    there, callers = (
+        ("shuffler", "shuffler"),
+        [*(("site", name) for name in federation.site_names), ("server", "server")],
+    )
+    keys, *others = made.keys(there, *callers)
+    command = [sys.executable, "-m", "shuffler_app", "--config", str(config), "--keys", str(keys.folder)]
+    command += ["--state", str(made.folder / "state")]
     pid = made.fleet.start("shuffler", command).process.pid
     address = str(made.fleet.wait_for("shuffler", "listening", START)["address"])
     idle = _peak(pid)
-    channels = [rpc.channel(address, made.keys("site", name)) for name in federation.site_names]
-    channels.append(rpc.channel(address, made.keys("server", "server")))
+    *sites, own = others
+    channels = [rpc.channel(address, each, made.identity(*there)) for each in sites]
+    layout = Layout((Entry("bench", model.shape),))
+    server = Collector(ServerSeat(federation, layout, own, [address], Nobody()))
+    asking = Asking(federation, layout, own, "bench", bytes(32), made.folder)
     over = threading.Event()
     try:
         with ThreadPoolExecutor(1) as pool:
             together = pool.submit(_watch, pid, over)
             try:
                 for number in range(1, ROUNDS + 1):
-                    _round([rpc.middleware(channel) for channel in channels], model, number)
+                    # Every round has its own model, as in a run.
+                    ask = asking.make(number, federation.site_names, 1, {}, digest(model + number))
+                    _round(server, ask, [rpc.middleware(channel) for channel in channels], model + number)
             finally:
                 over.set()
         return idle, _peak(pid), max(_peak(pid), together.result())
@@ -80,20 +94,25 @@ def _shuffle(made: Parties, federation: Federation, model: NDArray[np.float32]) 
             channel.close()
 
 
-def _round(stubs: Sequence[rpc.Stub], model: NDArray[np.float32], number: int) -> None:
-    """Open, submit from all sites at once, collect; the server is the last of the stubs."""
-    *sites, server = stubs
-    header = pb.RoundHeader(
-        run="bench", round=number, attempt=f"attempt-{number}", cohort=len(sites), quorum=len(sites), deadline=TIMEOUT
-    )
-    header.layout, header.length, header.parameters, header.model = "bench", model.size, model.size, digest(model)
-    client.open_round(server, header, model, TIMEOUT)
+class Nobody:
+    """Sites are not invited: they send by themselves."""
+
+    def invite(self, ask: Ask, model: Vector | None = None) -> None: ...
+
+    def answers(self, ask: Ask) -> list[tuple[str, str, Payload | None]]:
+        return []
+
+
+def _round(server: Collector, ask: Ask, sites: Sequence[rpc.Stub], model: Vector) -> None:
+    """Open, submit from all sites at once, collect, confirm."""
+    server.open(0, ask, model.size, model)
+    header = pb.RoundHeader(**ask.where, layout=ask.terms.layout)
     with ThreadPoolExecutor(len(sites)) as pool:
         list(pool.map(lambda site: client.submit(site, header, model, TIMEOUT, FLOAT32), sites))
-    request = pb.CollectRequest(run=header.run, round=header.round, attempt=header.attempt)
-    release = client.collect(server.collect(request, timeout=TIMEOUT))
+    (release,), _ = server.collect(ask)
     if release.count != len(sites):
         raise RuntimeError(f"the shuffler released {release.count} of {len(sites)} updates: {release.reason}")
+    server.confirm(ask)
 
 
 def _peak(pid: int) -> float:

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fl_privacy.deploy.processes import Fleet
-from fl_privacy.identity.keyring import Identity, Keyring
-from fl_privacy.identity.pki import Authority
+from fl_privacy.deploy.rosters import share
+from fl_privacy.identity.keyring import Identity, Keyring, holder
+from fl_privacy.identity.pki import Authority, load_certificate
+from fl_privacy.identity.roster import Member
 
 HOST = "127.0.0.1"
 PARAMETERS = 11_237_432  # a ResNet-18 for ten classes: 45 MB
@@ -26,8 +28,17 @@ class Parties:
         self._federation = federation
         self._authority = Authority.open(folder / "pki")
 
-    def keys(self, role: str, name: str) -> Keyring:
-        return self._authority.issue(Identity(self._federation, role, name), self.folder / name, (HOST,))
+    def identity(self, role: str, name: str) -> Identity:
+        return Identity(self._federation, role, name)
+
+    def keys(self, *parties: tuple[str, str]) -> list[Keyring]:
+        """Keys of parties that know each other, and nobody else."""
+        made = [self._authority.issue(self.identity(*party), self.folder / party[1], (HOST,)) for party in parties]
+        holders = [holder(load_certificate(keys.certificate_file)) for keys in made]
+        self._authority.enlist(self._federation, [Member(who.role, who.name, key) for who, key in holders])
+        for keys in made:
+            share(self._authority.roster_file(self._federation), keys.folder)
+        return made
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def _start_node(workspace: Workspace, control: flower.Control, address: str, nam
     # Our nodes get a worker's socket; a stock node gets its partition instead.
     *command, _ = flower.supernode(address, authority, folder / "node.key", free_port(), folder)
     command.append(f"partition-id={partition} num-partitions={len(workspace.federation.sites)}")
-    workspace.fleet.start(f"supernode-{name}", command, {"FLWR_HOME": str(folder / "flwr")}, confined=True)
+    workspace.fleet.start(f"supernode-{name}", command, {"FLWR_HOME": str(folder / "flwr")})
 
 
 def _follow(workspace: Workspace, control: flower.Control, run: int, until: float) -> None:

@@ -25,11 +25,12 @@ class Sender:
 
     def __init__(self, made: Parties, way: str, size: int) -> None:
         script = Path(__file__).with_name("upload_server.py")
-        keys = made.keys("shuffler", f"{way}-server").folder
-        made.fleet.start(way, [sys.executable, str(script), "--keys", str(keys), "--way", way])
+        there, here = ("shuffler", f"{way}-server"), ("site", f"{way}-site")
+        server, site = made.keys(there, here)
+        made.fleet.start(way, [sys.executable, str(script), "--keys", str(server.folder), "--way", way])
         address = f"{HOST}:{made.fleet.wait_for(way, 'listening', TIMEOUT)['port']}"
         command = [sys.executable, "-m", "benchmarks.upload_sender", "--way", way, "--address", address]
-        command += ["--size", str(size), "--keys", str(made.keys("site", "site-0").folder)]
+        command += ["--size", str(size), "--keys", str(site.folder), "--peer", made.identity(*there).uri]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def seconds(self) -> float:

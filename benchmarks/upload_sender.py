@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.upload_server import ORDINARY, SECONDS, SERVICE
 from fl_privacy.coding import FLOAT32
-from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.wire import client, federation_pb2 as pb, rpc, stream
 from fl_privacy.wire.buffers import keep_buffers
 
@@ -48,12 +48,13 @@ def main() -> None:
     parser.add_argument("--keys", type=Path, required=True)
     parser.add_argument("--way", choices=("stream", "message"), required=True)
     parser.add_argument("--address", required=True)
+    parser.add_argument("--peer", required=True, help="the identity of whoever listens there")
     parser.add_argument("--size", type=int, required=True)
     given = parser.parse_args()
     keys = Keyring(given.keys)
     if given.way == "stream":
         keep_buffers()
-        channel = rpc.channel(given.address, keys)
+        channel = rpc.channel(given.address, keys, Identity.parse(given.peer))
     else:
         key, certificate, authority = keys.read()
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
