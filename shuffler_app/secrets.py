@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fl_privacy.crypto import keys
-from fl_privacy.errors import ProtocolError
+from fl_privacy.errors import ProtocolError, require
 from fl_privacy.files import replace
 
 NONCE = 12
@@ -42,6 +42,11 @@ class MixingKeys:
         replace(path, nonce + self._cipher.encrypt(nonce, key, attempt.encode()), mode=0o600)
         self._trim()
         return key
+
+    def check(self, attempt: str) -> None:
+        """Refuse to mix an attempt again whose key is gone: another one would show more of the same updates."""
+        there = (self._folder / attempt).exists()
+        require(there, "attempt: the key that mixed it is gone; open a new one", "FAILED_PRECONDITION")
 
     def forget(self, attempt: str) -> None:
         (self._folder / attempt).unlink(missing_ok=True)

@@ -72,6 +72,7 @@ class Shuffler(Middleware):
             await asyncio.wait([attempt.settling])
         attempt.fail("the server gave it up")
         attempt.forget()
+        await self.journalled(self.journal.confirm, request.attempt)
         self._secrets.forget(request.attempt)
         return pb.SettleReply()
 
@@ -81,6 +82,7 @@ class Shuffler(Middleware):
         assert rows is not None
         clients, senders = round.accepted, attempt.counted.sites
         try:
+            await asyncio.to_thread(self._keep_key, spec.attempt)
             facts = (clients, attempt.cohort.bits(clients), round.digests(clients), senders)
             free = await self.journalled(self.journal.release, spec.attempt, *facts)
             state.model = attempt.model = None  # nobody fetches a round that is over
@@ -101,6 +103,14 @@ class Shuffler(Middleware):
             raise
         attempt.result, attempt.delivered = (header, matrix), True
         self.log("released", **spec.where, count=len(clients), floor=round.least, **terms)
+
+    def _keep_key(self, attempt: str) -> None:
+        """The key is on the disk before the journal says that the attempt was released, and is not made twice."""
+        if self.federation.reproducible:
+            return
+        if self.journal.released(attempt) is not None:
+            self._secrets.check(attempt)
+        self._secrets.of(attempt)
 
     async def _mix(
         self, attempt: Attempt, clients: Sequence[str], matrix: Payload, tiers: list[str], rows: Rows

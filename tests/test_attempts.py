@@ -184,6 +184,28 @@ class TestJournal:
         with refused("FAILED_PRECONDITION"):
             release(journal, "one", content=b"y")
 
+    def test_an_attempt_whose_release_arrived_is_not_opened_again(self, tmp_path: Path, again: Any) -> None:
+        journal = Journal(tmp_path)
+        journal.open(entry())
+        journal.confirm("one")  # nothing was released yet
+        journal.open(entry())
+        release(journal, "one")
+        journal.confirm("one")
+        journal = again(journal)
+        with refused("FAILED_PRECONDITION"):
+            journal.open(entry())
+        journal.open(entry("two"))
+        release(journal, "two", content=b"y")
+
+    def test_a_journal_that_was_lost_has_another_id(self, tmp_path: Path) -> None:
+        journal = Journal(tmp_path)
+        assert len(journal.id) == 32
+        assert self.restarted(journal).id == journal.id
+        (tmp_path / FILE).unlink()
+        assert self.restarted(journal).id != journal.id
+        (tmp_path / FILE).write_bytes(b"")  # made by an older version
+        assert self.restarted(journal).id == ""
+
     def test_a_newer_attempt_for_the_same_model_voids_the_older_one_for_ever(self, tmp_path: Path, again: Any) -> None:
         journal = Journal(tmp_path)
         for name in ("one", "two"):
@@ -250,6 +272,15 @@ class TestSent:
         with refused("PERMISSION_DENIED"):
             again.check(other, frozenset({"another attempt"}))
         again.check(other, frozenset({terms().name}))
+
+    def test_only_the_journal_that_opened_an_attempt_can_call_it_void(self, tmp_path: Path, on_disk: bool) -> None:
+        sent = Sent(tmp_path if on_disk else None)
+        sent.keep(terms(), ["a", "b"])
+        again, void = Sent(tmp_path) if on_disk else sent, frozenset({terms().name})
+        again.check(terms(root=b"other"), void, ["a", "b"])
+        for journals in (["a", "c"], ["a"], []):
+            with refused("PERMISSION_DENIED"):
+                again.check(terms(root=b"other"), void, journals)
 
     def test_another_run_of_the_same_name_is_refused(self, tmp_path: Path, on_disk: bool) -> None:
         sent = Sent(tmp_path if on_disk else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,11 @@ from client_app.outbox import Outbox, Parcel
 from crashing import Crash, crashes, lay_out, moments, recorded
 from fl_privacy.dp.ledger import Charge, Ledger, compose
 from fl_privacy.dp.witness import Witnesses, statement
+from fl_privacy.round.journal import Entry, Journal
+from fl_privacy.round.sent import Sent
 from fl_privacy.steps.base import At
+from helpers import refused
+from test_attempts import terms as attempt_of
 
 DELTA = 1e-5
 CHARGE = Charge(10.0, "site", "replace")
@@ -122,3 +127,36 @@ def test_a_crash_anywhere_leaves_a_witness_with_what_it_acknowledged(disks: Path
         assert known in said[max(0, len(crash.acknowledged) - 1) :] or not crash.acknowledged
         witnesses.take(said[-1], key.public_key())
         assert Witnesses(disks / str(count)).newest("site-0", "site-0") == said[-1]
+
+
+def test_a_crash_anywhere_leaves_what_a_site_sent(disks: Path) -> None:
+    """Otherwise it would send its update for the same model to a second cohort."""
+    (disks / "run").mkdir()
+    sent = [attempt_of(model=bytes([number])) for number in (1, 2)]
+    with recorded(disks / "run") as run:
+        for terms in sent:
+            Sent(disks / "run").keep(terms)
+            run.done(terms.name)
+    for count, crash in enumerate(crashes(run.events)):
+        after = Sent(lay_out(crash.tree, disks / str(count)))
+        for terms in sent[: len(crash.acknowledged)]:
+            with refused("PERMISSION_DENIED"):
+                after.check(dataclasses.replace(terms, root=b"other"), frozenset())
+        after.keep(sent[-1])
+
+
+def test_a_crash_anywhere_leaves_what_a_middleware_released(disks: Path) -> None:
+    (disks / "run").mkdir()
+    with recorded(disks / "run") as run:
+        for round, name in enumerate(NAMES, start=1):
+            journal = Journal(disks / "run" / "state")
+            journal.open(Entry("run", round, name, f"model {name}", False))
+            journal.release(name, "abc", b"", [], ())
+            run.done(name)
+    for count, crash in enumerate(crashes(run.events)):
+        after = Journal(lay_out(crash.tree, disks / str(count)) / "state")
+        for round, name in enumerate(crash.acknowledged, start=1):
+            assert after.released(name) == b""
+            after.open(Entry("run", round, f"again {name}", f"model {name}", False))
+            with refused("FAILED_PRECONDITION"):
+                after.release(f"again {name}", "abd", b"", [], ())

@@ -124,9 +124,47 @@ def test_a_shuffler_that_lost_its_journal_gets_no_second_cohort_from_the_sites(
     shutil.rmtree(tmp_path / "shuffler" / "state-0")
     second = deploy(tmp_path / "shuffler", keys, HONEST, "shuffler")
     try:
+        # The first attempt by its own name, so that the new journal knows it and can call it void.
+        open_round(second.server, header, np.zeros(PARAMETERS, np.float32))
         again = ask(second, SECOND)
         Hospitals(tmp_path, keys).join(second, "run")
         assert collect(second.server, again).phase == "failed"
+    finally:
+        second.stop()
+
+
+def test_an_attempt_whose_release_arrived_is_released_no_more(shuffler: Deployment, keys: Keys, tmp_path: Path) -> None:
+    """A second mixture of the same updates would have other permutations, and other noise to level them."""
+    hospitals = Hospitals(tmp_path, keys)
+    header = ask(shuffler, FIRST)
+    hospitals.join(shuffler, "run")
+    assert total(collect(shuffler.server, header)) == 1111
+    settled = pb.SettleRequest(run="run", round=1, attempt=header.attempt, commit=True)
+    shuffler.server.settle(settled, timeout=CALL)
+    for deployment in (shuffler, None):
+        if deployment is None:
+            kill(shuffler)
+            deployment = deploy(tmp_path / "shuffler", keys, HONEST, "shuffler")
+        try:
+            model = np.zeros(PARAMETERS, np.float32)
+            assert status(open_round, deployment.server, header, model) == "FAILED_PRECONDITION"
+        finally:
+            if deployment is not shuffler:
+                deployment.stop()
+
+
+def test_a_release_is_not_repeated_with_another_key(shuffler: Deployment, keys: Keys, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, keys)
+    header = ask(shuffler, FIRST)
+    hospitals.join(shuffler, "run")
+    collect(shuffler.server, header)
+    kill(shuffler)
+    shutil.rmtree(tmp_path / "shuffler" / "state-0" / "mixing")
+    second = deploy(tmp_path / "shuffler", keys, HONEST, "shuffler")
+    try:
+        open_round(second.server, header, np.zeros(PARAMETERS, np.float32))
+        Hospitals(tmp_path, keys).join(second, "run")
+        assert status(collect, second.server, header) == "FAILED_PRECONDITION"
     finally:
         second.stop()
 

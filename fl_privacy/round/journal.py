@@ -3,23 +3,26 @@
 - For one model of a run, updates of one set of sites are released, ever: the sums of two sets that differ by one site
   would show that site's update. The same holds for counts.
 - An attempt that is released again, because its recipient asks again, is released with the same updates.
-- A void attempt is never released, and the middleware can say so under its signature.
+- An attempt whose release has arrived is not opened again: the keys that mixed it are forgotten.
+- A void attempt is never released, and the middleware can say so under its signature. Only the journal that an attempt
+  was opened in can tell: one that was lost and made again has another `id`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_privacy.errors import LaunchError, require
-from fl_privacy.files import append, sync_folder
+from fl_privacy.files import append, create, sync_folder, whole_lines
 
 FILE = "rounds.jsonl"
-OPENED, VOID, RELEASED = "opened", "void", "released"
+MADE, OPENED, VOID, RELEASED, CONFIRMED = "made", "opened", "void", "released", "confirmed"
 CLOSED = "FAILED_PRECONDITION"
 
 
@@ -52,14 +55,15 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path, self._entries = folder / FILE, dict[str, Entry]()
-        self._void, self._released = set[str](), dict[str, Release]()
+        self._void, self._confirmed, self._released = set[str](), set[str](), dict[str, Release]()
         self._of_model: dict[tuple[str, str], list[str]] = defaultdict(list)
         self._of_round: dict[tuple[str, int, bool], str] = {}  # a released round's model; a farewell is another matter
-        self._path.touch(mode=0o600)
-        sync_folder(folder)
-        data = self._path.read_bytes()
-        self._end = data.rfind(b"\n") + 1  # what a line that a crash cut off announces did not happen
-        for number, line in enumerate(data[: self._end].splitlines(), start=1):
+        self.id = ""  # of a journal that an older version made
+        create(self._path, _line({"kind": MADE, "id": secrets.token_hex(16)}), 0o600)
+        sync_folder(folder.parent)
+        lines = whole_lines(self._path.read_bytes())  # what a line that a crash cut off announces did not happen
+        self._end = sum(len(line) + 1 for line in lines)
+        for number, line in enumerate(lines, start=1):
             try:
                 self._apply(json.loads(line))
             except (ValueError, KeyError, TypeError):
@@ -69,6 +73,7 @@ class Journal:
     def open(self, entry: Entry) -> None:
         """Before an attempt is opened. Earlier ones for the same model that were not released become void."""
         require(entry.attempt not in self._void, "attempt: it is void; open a new one", CLOSED)
+        require(entry.attempt not in self._confirmed, "attempt: its release has arrived; open a new one", CLOSED)
         before = self._of_round.get((entry.run, entry.round, entry.farewell), entry.model)
         require(before == entry.model, f"round: {entry.round} was released for another model", CLOSED)
         for other in self._of_model[entry.run, entry.model]:
@@ -105,6 +110,11 @@ class Journal:
             self._write(kind=RELEASED, attempt=attempt, **{k: v for k, v in made._asdict().items() if k != "entry"})
         return free
 
+    def confirm(self, attempt: str) -> None:
+        """The release of an attempt has arrived, if there was one: nothing of it leaves again."""
+        if attempt in self._released and attempt not in self._confirmed:
+            self._write(kind=CONFIRMED, attempt=attempt)
+
     def released(self, attempt: str) -> bytes | None:
         """Which sites of its cohort an attempt was released with, as bits; None if it was not released."""
         return bytes.fromhex(self._released[attempt].bits) if attempt in self._released else None
@@ -114,15 +124,17 @@ class Journal:
         return [attempt for attempt in self._of_model.get((run, model), ()) if attempt in self._void]
 
     def _write(self, **fields: Any) -> None:
-        line = json.dumps(fields, sort_keys=True).encode() + b"\n"
         try:
-            self._end = append(self._path, self._end, line)
+            self._end = append(self._path, self._end, _line(fields))
         except OSError as error:
             require(False, f"journal: {error.strerror}; free some disk space", "RESOURCE_EXHAUSTED")
         self._apply(fields)
 
     def _apply(self, fields: dict[str, Any]) -> None:
         _EVENTS[fields["kind"]](self, fields)
+
+    def _made(self, fields: dict[str, Any]) -> None:
+        self.id = str(fields["id"])
 
     def _opened(self, fields: dict[str, Any]) -> None:
         entry = Entry(**{name: fields[name] for name in Entry._fields})
@@ -132,6 +144,9 @@ class Journal:
     def _voided(self, fields: dict[str, Any]) -> None:
         self._void.add(self._entries[fields["attempt"]].attempt)
 
+    def _has_confirmed(self, fields: dict[str, Any]) -> None:
+        self._confirmed.add(self._entries[fields["attempt"]].attempt)
+
     def _has_released(self, fields: dict[str, Any]) -> None:
         entry = self._entries[fields["attempt"]]
         digests = {name: str(fields[name]) for name in Release._fields if name != "entry"}
@@ -139,7 +154,17 @@ class Journal:
         self._of_round[entry.run, entry.round, entry.farewell] = entry.model
 
 
-_EVENTS = {OPENED: Journal._opened, VOID: Journal._voided, RELEASED: Journal._has_released}
+_EVENTS = {
+    MADE: Journal._made,
+    OPENED: Journal._opened,
+    VOID: Journal._voided,
+    RELEASED: Journal._has_released,
+    CONFIRMED: Journal._has_confirmed,
+}
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True).encode() + b"\n"
 
 
 def _digest(parts: Iterable[str]) -> str:

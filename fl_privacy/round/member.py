@@ -77,7 +77,7 @@ class Member:
 
     def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
         assert self._terms is not None
-        self._seat.sent.keep(self._terms)
+        self._seat.sent.keep(self._terms, self._journals)
         parts = [payload] * len(self._stubs) if at.farewell else self._parts.split(payload)
         shares = [None] * len(parts) if counts is None else self._shares(at, counts)
         with self._metrics.phase("uploading"):
@@ -126,7 +126,7 @@ class Member:
             place.root(seat.site, terms.cohort) == terms.root, "cohort: this site is not in it", "PERMISSION_DENIED"
         )
         void = [self._signed(h, whom, terms.name) for h, (_, whom) in zip(headers, seat.peers, strict=True)]
-        seat.sent.check(terms, frozenset.intersection(*void))
+        seat.sent.check(terms, frozenset.intersection(*void), self._journals)
         for header in headers:
             seat.ledger.check_witness(header.witness)
         return terms
@@ -134,9 +134,14 @@ class Member:
     def _signed(self, header: pb.RoundHeader, whom: Identity, attempt: str) -> frozenset[str]:
         """The attempts that a middleware says are void; its signature under this attempt must hold."""
         key = statements.checker(header.key, self._keys.roster().key_of(whom.role, whom.name), whom.name)
-        good = statements.holds(key, statements.OPENED, attempt, header.signature)
+        good = statements.holds(key, statements.OPENED, attempt, header.journal, header.signature)
         require(good, f"signature: {whom.name} did not sign this attempt", "PERMISSION_DENIED")
-        return frozenset(one.attempt for one in header.void if statements.holds(key, statements.VOID, *_said(one)))
+        said = ((one.attempt, header.journal, one.signature) for one in header.void)
+        return frozenset(one[0] for one in said if statements.holds(key, statements.VOID, *one))
+
+    @property
+    def _journals(self) -> list[str]:
+        return [header.journal for header in self._headers]
 
     def _next(self, run: str, seen: pb.RoundHeader, end: float) -> tuple[list[pb.RoundHeader], Vector] | None:
         """The next round on which all middleware agrees, and its model; None when the run is over.
@@ -160,7 +165,3 @@ class Member:
         # A middleware that was restarted does not know the run until the server opens its next round.
         until = time.monotonic() + self._federation.deadline
         return client.patiently(lambda: client.fetch(stub, request, POLL + CALL), until, grpc.StatusCode.NOT_FOUND)
-
-
-def _said(one: pb.Statement) -> tuple[str, bytes]:
-    return one.attempt, one.signature

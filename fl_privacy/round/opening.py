@@ -9,6 +9,7 @@ from fl_privacy.identity.roster import Roster
 from fl_privacy.round import statements
 from fl_privacy.round.attempt import Attempt
 from fl_privacy.round.cohort import Cohort
+from fl_privacy.round.journal import Journal
 from fl_privacy.round.terms import Terms
 from fl_privacy.wire import federation_pb2 as pb
 
@@ -38,17 +39,15 @@ def terms_of(
     return terms
 
 
-def offered(attempt: Attempt, site: str, left: float, voided: list[pb.Statement], key: bytes) -> pb.RoundHeader:
+def offered(attempt: Attempt, site: str, left: float, key: Any, journal: Journal) -> pb.RoundHeader:
     """An open attempt as its sites see it. In it the length is the model's: it is set when the model is added."""
     spec, terms, place = attempt.round.spec, attempt.terms, attempt.cohort.place(site)
     header = pb.RoundHeader(**{**vars(spec), **vars(terms), "deadline": left, "length": 0}, layers=attempt.layers)
     header.attempt, header.digest = terms.name, attempt.model_digest
-    header.signature, header.key = attempt.signature, key
+    header.signature, header.key, header.journal = attempt.signature, statements.public(key), journal.id
     header.salt, header.index = place.salt, place.position
     header.path.extend(place.path)
-    header.void.extend(voided)
+    for void in journal.voided(terms.run, terms.model.hex()):
+        signature = statements.sign(key, statements.VOID, void, journal.id)
+        header.void.append(pb.Statement(attempt=void, signature=signature))
     return header
-
-
-def void(key: Any, attempt: str) -> pb.Statement:
-    return pb.Statement(attempt=attempt, signature=statements.sign(key, statements.VOID, attempt))

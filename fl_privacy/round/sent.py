@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.errors import FederationError, require
-from fl_privacy.files import append, locked
+from fl_privacy.files import append, locked, make_folder, sync_folder, whole_lines
 from fl_privacy.round.terms import Terms
 
 FOLDER = "rounds"
@@ -25,19 +25,23 @@ class Sent:
         self._seen: dict[str, list[dict[str, Any]]] = {}
         self._sizes: dict[str, int] = {}
 
-    def check(self, terms: Terms, void: Set[str]) -> None:
-        """Refuse a second cohort for a model, unless the first one's attempts are void: nothing of them left."""
+    def check(self, terms: Terms, void: Set[str], journals: Sequence[str] = ()) -> None:
+        """Refuse a second cohort for a model, unless the first one's attempts are void: nothing of them left.
+
+        Only the `journals` that the first one was opened in can tell: others have lost what they released.
+        """
         for line in self._lines(terms.run):
             same = line["nonce"] == terms.nonce.hex()
             require(same, "nonce: this site took part in another run of this name", DENIED)
             other = (line["model"], line["farewell"]) == (terms.model.hex(), False) and not terms.farewell
-            free = not other or line["root"] == terms.root.hex() or line["attempt"] in void
+            void_there = line["attempt"] in void and line.get("journals", []) == list(journals)
+            free = not other or line["root"] == terms.root.hex() or void_there
             require(free, "cohort: this site sent its update for this model to another one, which is not void", DENIED)
 
-    def keep(self, terms: Terms) -> None:
+    def keep(self, terms: Terms, journals: Sequence[str] = ()) -> None:
         """On the disk when this returns, before anything is sent."""
         line: dict[str, Any] = {"nonce": terms.nonce.hex(), "model": terms.model.hex(), "root": terms.root.hex()}
-        line |= {"attempt": terms.name, "farewell": terms.farewell > 0}
+        line |= {"attempt": terms.name, "farewell": terms.farewell > 0, "journals": list(journals)}
         known = self._lines(terms.run)
         if line in known:
             return
@@ -46,10 +50,11 @@ class Sent:
             return
         path = self._path(terms.run)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self._folder)
             with locked(path.with_suffix(".lock")):
-                end = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+                end = sum(len(one) + 1 for one in whole_lines(path.read_bytes())) if path.exists() else 0
                 append(path, end, json.dumps(line).encode() + b"\n")
+                sync_folder(self._folder)
         except OSError as error:
             raise FederationError(f"state {path}: {error.strerror}; free some disk space, nothing was sent") from None
 
@@ -62,7 +67,7 @@ class Sent:
         if self._sizes.get(run) != size:
             data = path.read_bytes() if size else b""
             try:
-                self._seen[run] = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+                self._seen[run] = [json.loads(line) for line in whole_lines(data)]
             except ValueError:
                 raise FederationError(f"state {path}: damaged; restore it from a backup, nothing was sent") from None
             self._sizes[run] = size

@@ -119,7 +119,7 @@ class Middleware(ABC):
             state.attempt.forget()
         organisations = {site: roster.organisation_of(site) for site in cohort.sites}
         round = Round(spec, self.federation.floor, time.monotonic(), organisations)
-        signature = statements.sign(self.signing_key, statements.OPENED, spec.attempt)
+        signature = statements.sign(self.signing_key, statements.OPENED, spec.attempt, self.journal.id)
         rows = Rows(spec.cohort, spec.length, self.coding)
         attempt = Attempt(round, terms, cohort, signature, model, rows, Counted(spec.counts), layers)
         attempt.model_digest = digest(model) if header.shards else terms.model
@@ -313,9 +313,8 @@ class Middleware(ABC):
         while not state.finished and not state.is_abandoned(time.monotonic()):
             attempt = state.attempt
             if attempt and attempt.awaits(site) and _wanted(attempt.round.spec, request):
-                left, model = attempt.round.remaining(time.monotonic()), attempt.terms.model.hex()
-                voided = [opening.void(self.signing_key, one) for one in self.journal.voided(state.name, model)]
-                header = opening.offered(attempt, site, left, voided, statements.public(self.signing_key))
+                left = attempt.round.remaining(time.monotonic())
+                header = opening.offered(attempt, site, left, self.signing_key, self.journal)
                 header.witness.extend(found.encode() for found in self.witnesses.of(site))
                 return header, attempt.model
             try:

@@ -1,4 +1,7 @@
-"""What a middleware says about an attempt under its signature: that it opened it on these terms, or that it is void."""
+"""What a middleware says about an attempt under its signature: that it opened it on these terms, or that it is void.
+
+`journal` is the id of the journal that says so: one that was lost and made again knows nothing of earlier attempts.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ OPENED, VOID = "opened", "void"
 UNTRUSTED = "PERMISSION_DENIED"
 
 
-def sign(key: ec.EllipticCurvePrivateKey, said: str, attempt: str) -> bytes:
-    return key.sign(_text(said, attempt), ec.ECDSA(SHA256()))
+def sign(key: ec.EllipticCurvePrivateKey, said: str, attempt: str, journal: str) -> bytes:
+    return key.sign(_text(said, attempt, journal), ec.ECDSA(SHA256()))
 
 
 def public(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -34,13 +37,13 @@ def checker(public: bytes, wanted: str | None, who: str) -> ec.EllipticCurvePubl
     return key
 
 
-def holds(key: ec.EllipticCurvePublicKey, said: str, attempt: str, signature: bytes) -> bool:
+def holds(key: ec.EllipticCurvePublicKey, said: str, attempt: str, journal: str, signature: bytes) -> bool:
     try:
-        key.verify(signature, _text(said, attempt), ec.ECDSA(SHA256()))
+        key.verify(signature, _text(said, attempt, journal), ec.ECDSA(SHA256()))
     except InvalidSignature:
         return False
     return True
 
 
-def _text(said: str, attempt: str) -> bytes:
-    return f"fl-privacy attempt {said}\n{attempt}".encode()
+def _text(said: str, attempt: str, journal: str) -> bytes:
+    return f"fl-privacy attempt {said}\n{attempt}\n{journal}".encode()

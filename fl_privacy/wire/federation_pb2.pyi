@@ -47,7 +47,7 @@ class VectorHeader(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ..., ledger: _Optional[bytes] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class RoundHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best", "nonce", "number", "federation", "roster", "root", "organisations", "recipient", "shards", "salt", "index", "path", "signature", "key", "void", "witness", "digest")
+    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best", "nonce", "number", "federation", "roster", "root", "organisations", "recipient", "shards", "salt", "index", "path", "signature", "key", "void", "journal", "witness", "digest")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class RoundHeader(_message.Message):
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VOID_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     WITNESS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     run: str
@@ -112,9 +113,10 @@ class RoundHeader(_message.Message):
     signature: bytes
     key: bytes
     void: _containers.RepeatedCompositeFieldContainer[Statement]
+    journal: str
     witness: _containers.RepeatedScalarFieldContainer[bytes]
     digest: bytes
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ..., nonce: _Optional[bytes] = ..., number: _Optional[int] = ..., federation: _Optional[str] = ..., roster: _Optional[str] = ..., root: _Optional[bytes] = ..., organisations: _Optional[int] = ..., recipient: _Optional[str] = ..., shards: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., index: _Optional[int] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., void: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., witness: _Optional[_Iterable[bytes]] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ..., nonce: _Optional[bytes] = ..., number: _Optional[int] = ..., federation: _Optional[str] = ..., roster: _Optional[str] = ..., root: _Optional[bytes] = ..., organisations: _Optional[int] = ..., recipient: _Optional[str] = ..., shards: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., index: _Optional[int] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., void: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., journal: _Optional[str] = ..., witness: _Optional[_Iterable[bytes]] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Statement(_message.Message):
     __slots__ = ("attempt", "signature")
