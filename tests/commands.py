@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 PROGRAM = Path(sys.executable).with_name("fl-privacy")
+# The test runner may ignore SIGINT (a background job does), and children inherit that.
+HEED = ("env", "--default-signal=SIGINT")
 PATIENCE = 600  # seconds for a whole run, on two cores beside other tests
 # Commands are forked from a process that has imported what most of them need: importing takes longer than they do.
 FORKS = multiprocessing.get_context("forkserver")
@@ -55,11 +56,9 @@ def json_of(done: subprocess.CompletedProcess[str]) -> Any:
 def interrupt(config: Path, runs: Path, engine: str, event: str) -> Path:
     """Start a run, press Ctrl-C when the server has logged an event, and return the run's folder."""
     before = set(runs.iterdir())
-    command = [str(PROGRAM), "up", str(config), "--runs-dir", str(runs)]
-    # The test runner may ignore SIGINT (a background job does), and children inherit that.
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [*HEED, str(PROGRAM), "up", str(config), "--runs-dir", str(runs)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([*command, "--engine", engine], preexec_fn=heed, **quiet) as process:  # type: ignore[call-overload]
+    with subprocess.Popen([*command, "--engine", engine], **quiet) as process:
         logged = f'"event":"{event}"'
         while True:
             assert process.poll() is None, "the run ended before the event"

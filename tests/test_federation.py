@@ -6,10 +6,8 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 import zipfile
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from commands import PATIENCE, cli, json_of
+from commands import HEED, PATIENCE, PROGRAM, cli, json_of
 from fl_privacy.config import Federation
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.engines.engine import up
@@ -163,11 +161,8 @@ def interrupt(engine: str, runs: Path, tmp_path: Path, event: str, count: int = 
     config = tmp_path / "repeatable.yaml"
     config.write_text(REPEATABLE)
     before = set(runs.iterdir())
-    command = [str(Path(sys.executable).with_name("fl-privacy")), "up", str(config), "--runs-dir", str(runs)]
-    command += ["--engine", engine]
-    # The test runner may ignore SIGINT (a background job does), and children inherit that.
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
+    command = [*HEED, str(PROGRAM), "up", str(config), "--runs-dir", str(runs), "--engine", engine]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (found := [p for p in runs.iterdir() if p not in before and p.name.startswith("repeatable-")]):
         time.sleep(0.05)
     wait_for_event(found[0] / "logs" / "server.log", event, count)

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fl_privacy
-from commands import cli, json_of
+from commands import HEED, cli, json_of
 from fl_privacy import vector
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, TranscriptError
@@ -317,12 +317,7 @@ def test_an_interrupt_stops_all_processes_and_says_how_to_resume(tmp_path: Path)
     config = {**CONFIG, "rounds": 10_000}
     code = f"import fl_privacy; fl_privacy.up({config!r}, engine='simulation', runs_dir={str(tmp_path)!r})"
     with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Shells have their background jobs ignore the signal, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        [*HEED, sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as up:
         assert up.stdout is not None
         assert any(line.startswith("round   1") for line in up.stdout)

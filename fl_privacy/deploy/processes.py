@@ -30,6 +30,15 @@ OLD_LOGS = 9
 LARGEST_LOG = 10 * 2**20
 OWN_LOG = "serve"  # where `site start` sends the output of the serving process
 PR_SET_PDEATHSIG = 1
+LAUNCH = f"""
+import ctypes, os, sys
+ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGTERM)})
+if os.getppid() == int(sys.argv[1]):
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        sys.exit(f"{{sys.argv[2]}}: {{error.strerror}}")
+"""
 
 
 @dataclass
@@ -100,13 +109,12 @@ class Fleet:
         log = self.log(name)
         with log.open("ab") as output:
             process = subprocess.Popen(
-                list(command),
+                _dying_with_us(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env={**({} if confined else environment.own()), **(env or {})},
                 start_new_session=True,
-                preexec_fn=die_with_parent,
             )
         self.children[name] = Child(name, process, log)
         pids = {child.name: child.process.pid for child in self.children.values()}
@@ -187,6 +195,16 @@ def die_with_parent() -> None:
     """On Linux, have the kernel end the child if we are killed; other systems cannot."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _dying_with_us(command: Sequence[str]) -> list[str]:
+    """The command, started by way of one that does the same in its own process.
+
+    Python code between fork and exec may crash or hang where threads run, such as those of gRPC.
+    """
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), *command]
 
 
 def _alive(child: Child) -> bool:
