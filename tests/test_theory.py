@@ -187,14 +187,8 @@ def test_the_public_function_takes_names_and_keywords() -> None:
     assert distribution_time("q-dpsgd-1", 5.2e9, 10, 20e6, ratio=0.1875, degree=3.6) == pytest.approx(351)
 
 
-settings = st.fixed_dictionaries(
-    {
-        "size": st.floats(1, 1e12),
-        "clients": st.integers(2, 1000),
-        "rate": st.floats(1, 1e9),
-        "ratio": st.floats(1e-4, 1),
-    }
-)
+numbers = {"size": st.floats(1, 1e12), "rate": st.floats(1, 1e9), "ratio": st.floats(1e-4, 1)}
+settings = st.fixed_dictionaries({**numbers, "clients": st.integers(2, 1000)})
 
 
 @given(at=settings, method=st.sampled_from(sorted(METHODS)))
