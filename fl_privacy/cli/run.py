@@ -100,18 +100,23 @@ def _program() -> str:
 
 
 @app.command()
-def plan(config: Config, as_json: Json = False) -> None:
-    """What a round costs each party: messages, parameters, bytes."""
+def plan(
+    config: Config,
+    rate: Annotated[float, typer.Option(metavar="MB/S", help="Rate of every link, in both directions.")] = 20.0,
+    as_json: Json = False,
+) -> None:
+    """What a round costs each party (messages, parameters, bytes), how long it takes, and what it may leak."""
     from fl_privacy.config import Federation
     from fl_privacy.tasks.workload import layout_of
     from fl_privacy.theory.budget import tiers
+    from fl_privacy.theory.forecast import forecast
 
     federation = Federation.load(config)
     parameters = layout_of(federation).size
     costs, budgets = federation.route.cost(federation, parameters), tiers(federation)
-    space = federation.route.recombinations(parameters)
+    space, ahead = federation.route.recombinations(parameters), forecast(federation, parameters, costs, rate * 1e6)
     if as_json:
-        found = {"parameters": parameters, "rounds": federation.rounds, "recombination_log10": space}
+        found = {"parameters": parameters, "rounds": federation.rounds, "recombination_log10": space, **ahead.to_json()}
         print(json.dumps({**found, "per_round": [vars(c) for c in costs], "budgets": [vars(b) for b in budgets]}))
         return
     title = f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; per round and party"
@@ -122,6 +127,8 @@ def plan(config: Config, as_json: Json = False) -> None:
         sizes = f"{c.parameters_in:,}", f"{c.parameters_out:,}", f"{c.bytes_in / 1e6:,.3f}", f"{c.bytes_out / 1e6:,.3f}"
         table.add_row(c.party, str(c.count), f"{c.messages:g}", *sizes)
     out.print(table)
+    for line in ahead.lines():
+        say(line)
     _say_budgets(federation, budgets)
     if space is not None:
         text = f"an update mixed with {federation.floor - 1} others can be reassembled in 10^{space:,.0f} ways"

@@ -9,6 +9,13 @@ STEPS: Registry[type[Step]] = Registry(
         **{f"{slot}.none": "fl_privacy.steps.base:Off" for slot in SLOTS},
         "privatise.ldp": "fl_privacy.steps.privatise.ldp:Ldp",
         "privatise.dpsgd": "fl_privacy.steps.privatise.dpsgd:Dpsgd",
+        "compress.prune": "fl_privacy.steps.compress.prune:Prune",
+        "compress.top-k": "fl_privacy.steps.compress.topk:TopK",
+        "compress.random-k": "fl_privacy.steps.compress.randomk:RandomK",
+        "compress.qsgd": "fl_privacy.steps.compress.qsgd:Qsgd",
+        "compress.uniform": "fl_privacy.steps.compress.uniform:Uniform",
+        "compress.priprune": "fl_privacy.steps.compress.priprune:PriPrune",
+        "compress.soteriafl": "fl_privacy.steps.compress.soteriafl:SoteriaFL",
     },
     Step,
 )

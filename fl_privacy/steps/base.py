@@ -92,6 +92,15 @@ class Step(Choice):
         """How an update travels after this step, given how it would travel without it."""
         return before
 
+    @property
+    def kept(self) -> float:
+        """Share of an update's coordinates that leave the site, where the data do not decide which; for `plan`."""
+        return 1.0
+
+    def packed(self, parameters: int) -> int | None:
+        """Bytes of an update in a compressed form that is simulated but not sent; None if there is no such form."""
+        return None
+
     def start(self, seat: Seat) -> Running:
         return Running()
 

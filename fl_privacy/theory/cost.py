@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fl_privacy.coding import FLOAT32, Coding
 
@@ -18,6 +20,9 @@ class Cost:
     parameters_out: int
     bytes_in: int
     bytes_out: int
+    models: tuple[int, int]  # bytes of models in and out
+    updates: tuple[int, int]  # bytes of updates in and out
+    observed: int  # parameters of updates that it receives
 
 
 def cost(
@@ -31,6 +36,27 @@ def cost(
     counts: tuple[int, int] = (0, 0),
 ) -> Cost:
     """The cost for the model and update parameters, and the bytes of counts, that a party receives and sends."""
+    sent_models = FLOAT32.nbytes(models[0]), FLOAT32.nbytes(models[1])
+    sent_updates = coding.nbytes(updates[0]), coding.nbytes(updates[1])
     parameters = [model + update for model, update in zip(models, updates, strict=True)]
-    sizes = [FLOAT32.nbytes(m) + coding.nbytes(u) + c for m, u, c in zip(models, updates, counts, strict=True)]
-    return Cost(party, count, messages, parameters[0], parameters[1], sizes[0], sizes[1])
+    sizes = [sum(of) for of in zip(sent_models, sent_updates, counts, strict=True)]
+    totals = parameters[0], parameters[1], sizes[0], sizes[1]
+    return Cost(party, count, messages, *totals, sent_models, sent_updates, updates[0])
+
+
+class Times(NamedTuple):
+    """Least seconds until all updates of a round have arrived, and then until all models have."""
+
+    updates: float
+    models: float
+
+    @property
+    def total(self) -> float:
+        return self.updates + self.models
+
+
+def times(costs: Iterable[Cost], rate: float) -> Times:
+    """The busiest party decides, if all links have this rate (bytes per second) in both directions (ERIS, F.2.1)."""
+    parties = list(costs)
+    updates, models = (max(max(getattr(one, what)) for one in parties) for what in ("updates", "models"))
+    return Times(updates / rate, models / rate)

@@ -1,0 +1,1 @@
+"""Compression of what leaves a site."""

@@ -1,0 +1,57 @@
+"""What `fl-privacy plan` says of a federation before it runs: the time of a round, and what its parties may learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from fl_privacy.coding import FLOAT32
+from fl_privacy.errors import FederationError
+from fl_privacy.theory.cost import Cost, Times, times
+from fl_privacy.theory.distribution import distribution_time
+from fl_privacy.theory.leakage import View, views
+
+if TYPE_CHECKING:
+    from fl_privacy.config import Federation
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of one federation, if all links have the same rate, in bytes per second."""
+
+    rate: float
+    rounds: int
+    times: Times
+    fedavg: float  # seconds, with one server and uncompressed updates
+    views: list[View]
+    packed: dict[str, int]  # by step, the bytes of an update in a form that is simulated but not sent
+
+    def to_json(self) -> dict[str, Any]:
+        seconds = {"updates": self.times.updates, "models": self.times.models, "fedavg": self.fedavg}
+        found = {"rate": self.rate, "distribution_time": {"total": self.times.total, **seconds}}
+        return {**found, "leakage": [asdict(view) for view in self.views], "packed_bytes": self.packed}
+
+    def lines(self) -> Iterator[str]:
+        each = f"updates {self.times.updates:.4g} s, models {self.times.models:.4g} s"
+        yield (
+            f"a round takes at least {self.times.total:.4g} s on links of {self.rate / 1e6:g} MB/s ({each}), "
+            f"FedAvg with one server {self.fedavg:.4g} s"
+        )
+        for step, size in self.packed.items():
+            yield f"compress: {step} is simulated, and updates travel as float32; packed, one would take {size:,} bytes"
+        for view in self.views:
+            several = f"; c of the {view.count} together, c times as much" if view.count > 1 else ""
+            learnt = f"learns at most {view.coordinates:,.0f} C_max of a site in {self.rounds} rounds"
+            yield f"one {view.party} {learnt}{several}"
+        yield "C_max: nats per coordinate, 1/2 ln(1 + SNR) for Gaussians; without noise on the update it has no bound"
+
+
+def forecast(federation: Federation, parameters: int, costs: Sequence[Cost], rate: float) -> Forecast:
+    """The forecast for a route's costs of one round."""
+    if not 0 < rate < math.inf:
+        raise FederationError(f"rate: {rate / 1e6:g} MB/s is not a rate; use a positive number")
+    fedavg = distribution_time("fedavg", FLOAT32.nbytes(parameters), federation.cohort, rate)
+    packed = {step.kind: size for step in federation.steps if (size := step.packed(parameters)) is not None}
+    return Forecast(rate, federation.rounds, times(costs, rate), fedavg, views(costs, federation), packed)
