@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,34 +14,41 @@ from numpy.typing import NDArray
 from fl_privacy.errors import ProtocolError, require
 from fl_privacy.round.checkpoints import Arrays, CheckpointError, Checkpoints
 
-MOMENT = "moment."
+Kept = Mapping[str, Mapping[str, NDArray[Any]]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class ShardStore:
-    """Shard and optimiser moments of every run, the last two rounds of each and the best one."""
+    """Shards of every run with what the next round needs besides, the last two rounds of each and the best one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def save(self, run: str, round: int, shard: NDArray[np.float32], moments: Arrays, best: int = 0) -> None:
-        named = {MOMENT + name: array for name, array in moments.items()}
+    def save(self, run: str, round: int, shard: NDArray[np.float32], kept: Kept, best: int = 0) -> None:
+        """`kept` is what each part of the aggregator keeps, by its name."""
+        named = {f"{part}.{name}": array for part, arrays in kept.items() for name, array in arrays.items()}
         try:
             self._run(run).save(round, {"shard": shard, **named}, best)
         except CheckpointError as error:
             raise ProtocolError("RESOURCE_EXHAUSTED", str(error)) from None
 
-    def load(self, run: str, round: int) -> tuple[NDArray[np.float32], Arrays]:
+    def load(self, run: str, round: int) -> tuple[NDArray[np.float32], dict[str, Arrays]]:
         try:
             arrays = self._run(run).load(round)
         except CheckpointError as error:
             raise ProtocolError("FAILED_PRECONDITION", str(error)) from None
-        moments = {name.removeprefix(MOMENT): array for name, array in arrays.items() if name.startswith(MOMENT)}
-        return arrays["shard"], moments
+        kept: dict[str, Arrays] = defaultdict(dict)
+        for part, _, name in (name.partition(".") for name in arrays if "." in name):
+            kept[part][name] = arrays[f"{part}.{name}"]
+        return arrays["shard"], kept
 
     def newest(self, run: str) -> int | None:
         """The last round with a stored shard."""
-        return max(self._run(run).rounds(), default=None) if _NAME.fullmatch(run) else None
+        return max(self.rounds(run), default=None)
+
+    def rounds(self, run: str) -> list[int]:
+        """The rounds with a stored shard, ascending."""
+        return self._run(run).rounds() if _NAME.fullmatch(run) else []
 
     def _run(self, run: str) -> Checkpoints:
         require(_NAME.fullmatch(run) is not None, "run: letters, digits, dots and dashes only")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fl_privacy.coding import Payload
 from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.steps.base import SLOTS, At, Guard, Seat
@@ -16,12 +18,16 @@ class Pipeline:
         rest = [step.start(seat) for step in seat.federation.steps[1:]]
         self._steps, self._state = [self.guard, *rest], seat.state
 
-    def inward(self, model: Vector, at: At) -> Vector:
-        """The model as this site trains it. The steps continue from the last round that this site took part in."""
+    def inward(self, model: Vector, at: At, held: Sequence[bytes] = ()) -> Vector:
+        """The model as this site trains it. The steps continue from the last round that this site took part in.
+
+        `held` is what the receivers of its updates have of it.
+        """
         for slot, step in zip(SLOTS, self._steps, strict=True):
             saved = self._saved(slot, at)
             before = [round for round in saved.rounds() if round < at.round] if saved else []
             step.restore(saved.load(before[-1]) if saved and before else {})
+            step.compare(held)
         for step in reversed(self._steps):
             model = step.inward(model, at)
         return model

@@ -77,6 +77,7 @@ class Site:
             metrics=metrics,
             head=self._truth.head if self._truth else no_head,
             ledger=self._account,
+            records=len(self._data) if federation.combine.weights == "records" else 0,
         )
         self._route, self._usual = federation.route.site(place), 0.0
         self.log("ready", records=len(self._data), parameters=self._work.layout.size)
@@ -140,7 +141,7 @@ class Site:
             parcel = self._outbox.find(at)
             if parcel is None:
                 self._account.check(at)
-                parcel = self._make(at, self._steps.inward(model, at))
+                parcel = self._make(at, self._steps.inward(model, at, self._route.held()))
                 self._outbox.keep(at, parcel)
             charged = self._account.charge(at, parcel.counts is not None)
         if charged is not None:

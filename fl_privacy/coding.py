@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,12 +22,14 @@ class Coding:
     """Updates as numbers of `dtype`, little-endian; `per_parameter` of them for every parameter.
 
     A coding whose numbers do not belong to single parameters (packed bits, sparse values, ciphertext) sets
-    `per_parameter` to 0 and overrides `length`; shuffles by parameter and shards are then refused.
+    `per_parameter` to 0 and overrides `length`; shuffles by parameter and shards are then refused. One whose payload is
+    made for every part of an update apart sets `by_part`: it can be split over the receivers of the parts.
     """
 
     name: str
     dtype: str = "<f4"
     per_parameter: int = 1
+    by_part: bool = False
 
     @cached_property
     def type(self) -> np.dtype[Any]:
@@ -52,9 +55,38 @@ class Coding:
         """Received rows as updates, one row of float32 per client, for whoever combines them."""
         return rows.astype(np.float32, copy=False)
 
+    def decoder(self, parameters: int) -> Decoder:
+        """What a receiver that keeps state decodes the updates of a run with."""
+        return Decoder(self, parameters)
+
     def stored(self, rows: Payload) -> dict[str, Payload]:
         """Received rows as the arrays of a transcript: exactly what was received."""
         return {"updates": rows}
+
+
+class Decoder:
+    """Turns received rows into updates. This one needs nothing of earlier rounds."""
+
+    def __init__(self, coding: Coding, parameters: int) -> None:
+        self._coding, self._parameters = coding, parameters
+
+    def held(self, site: str) -> bytes:
+        """What the site's next update can build on, in a form that says nothing of it to others."""
+        return b""
+
+    def check(self, site: str, row: Payload) -> None:
+        """Refuse a payload of this site that cannot be decoded."""
+
+    def decode(self, rows: Payload, sites: Sequence[str], round: int) -> NDArray[np.float32]:
+        """The updates of these sites, one row each, and the state after this round."""
+        return self._coding.decode(rows, self._parameters)
+
+    def state(self) -> Mapping[str, NDArray[Any]]:
+        """What the next round needs from this one; it is saved with the model."""
+        return {}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from the state after a round; it is empty before the first."""
 
 
 FLOAT32 = Coding("float32")

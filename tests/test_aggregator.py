@@ -386,10 +386,10 @@ def test_no_run_name_escapes_the_state_folder(run: str, tmp_path: Path) -> None:
 def test_the_store_keeps_two_rounds_and_ignores_leftovers_of_a_crash(tmp_path: Path) -> None:
     store = ShardStore(tmp_path)
     for number in range(4):
-        store.save("run", number, np.full(2, number, np.float32), {"m": np.ones(2)})
+        store.save("run", number, np.full(2, number, np.float32), {"moment": {"m": np.ones(2)}})
     (tmp_path / "run" / "round-000009.tmp").write_bytes(b"half a shard")
     assert store.newest("run") == 3
     assert store.load("run", 2)[0].tolist() == [2, 2]
-    assert store.load("run", 3)[1]["m"].tolist() == [1, 1]
+    assert store.load("run", 3)[1]["moment"]["m"].tolist() == [1, 1]
     with refused("FAILED_PRECONDITION"):
         store.load("run", 1)

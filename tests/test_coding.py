@@ -12,11 +12,10 @@ from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.round.rows import Rows
-from fl_privacy.routes.shards import Cut, Intersection
+from fl_privacy.routes.shards import Cut
 from fl_privacy.shuffle.job import Job, MixingSet, mix, origins
 from fl_privacy.steps import STEPS
 from fl_privacy.steps.base import Step
-from fl_privacy.wire.client import Release
 from fl_privacy.wire.stream import Receiver, data_bytes, digest
 from profiles import examples
 
@@ -76,7 +75,7 @@ def test_a_coding_checks_what_it_receives() -> None:
 def test_shards_of_several_numbers_per_parameter_are_disjoint_and_complete(
     parameters: int, aggregators: int, seed: int
 ) -> None:
-    cut = Cut(parameters, aggregators, seed, SMALL.per_parameter)
+    cut = Cut(parameters, aggregators, seed, SMALL)
     payload = np.arange(SMALL.length(parameters)).astype(np.uint8)
     shards = cut.split(payload)
     assert [shard.size for shard in shards] == cut.sizes()
@@ -115,12 +114,3 @@ def test_plan_counts_the_bytes_of_the_coding() -> None:
     coded = federation.route.cost(federation, 1000)
     assert [c.bytes_in for c in plain] == [3 * 4000, 4000]
     assert [c.bytes_in for c in coded] == [3 * 2000, 4000]
-
-
-def test_aggregators_settle_on_what_all_of_them_have() -> None:
-    one = Release("closed", count=3, members=b"\x0e", senders=b"\x0a")
-    other = Release("closed", count=3, members=b"\x0b", senders=b"\x0f")
-    assert Intersection().decide([one, one], 3) == (b"\x0e", b"\x0a", "")
-    assert Intersection().decide([one, other], 2) == (b"\x0a", b"\x0a", "")
-    assert Intersection().decide([one, other], 3).problem == "all aggregators have 2 updates, 3 are needed"
-    assert Intersection().decide([one, Release("failed", "2 of 3 updates came")], 2).problem == "2 of 3 updates came"

@@ -70,6 +70,9 @@ class PledgingSite:
     def abstain(self, at: At) -> None:
         """Says nothing."""
 
+    def held(self) -> list[bytes]:
+        return []
+
     def deliver(self, at: At, payload: Payload) -> None:
         BOARD[at.attempt, self._name] = hashlib.sha256(data_bytes(payload)).hexdigest()
         self._update = payload

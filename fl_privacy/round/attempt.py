@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.coding import Payload
+from fl_privacy.coding import Decoder, Payload
 from fl_privacy.errors import ProtocolError
 from fl_privacy.round.cohort import Cohort
 from fl_privacy.round.counted import Counted
@@ -34,6 +34,7 @@ class Attempt:
     model: NDArray[np.float32] | None  # that the round starts from
     rows: Rows | None
     counted: Counted
+    decoder: Decoder
     layers: tuple[int, ...] = ()
     model_digest: bytes = b""
     applied: tuple[str, ...] | None = None  # an aggregator has combined the updates of these sites

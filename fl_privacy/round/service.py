@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 MAX_RUNS = 8
 MAX_WAIT = 60.0
 HEADER_WAIT = 30.0
+MAX_RECORDS = 2**40
 LARGEST_HEAD = 16 * 1024  # bytes
 KEPT = 600.0  # seconds that a closed round waits for the server after its deadline; then its updates are dropped
 
@@ -121,7 +122,8 @@ class Middleware(ABC):
         round = Round(spec, self.federation.floor, time.monotonic(), organisations)
         signature = statements.sign(self.signing_key, statements.OPENED, spec.attempt, self.journal.id)
         rows = Rows(spec.cohort, spec.length, self.coding)
-        attempt = Attempt(round, terms, cohort, signature, model, rows, Counted(spec.counts), layers)
+        decoder = self.coding.decoder(model.size)
+        attempt = Attempt(round, terms, cohort, signature, model, rows, Counted(spec.counts), decoder, layers)
         attempt.model_digest = digest(model) if header.shards else terms.model
         self.put_model(state, model, header.round - 1)
         await self.reopened(state, attempt)
@@ -189,6 +191,8 @@ class Middleware(ABC):
         require(len(header.digest) == hashlib.sha256().digest_size, "digest: not a SHA-256")
         self._check_invited(attempt, client)
         require(header.tier == self._tiers[client], "tier: not the one that the federation has for this site")
+        wanted = self.federation.combine.weights == "records"
+        require(1 <= header.records <= MAX_RECORDS if wanted else not header.records, "records: not as the config says")
         counts = received(header.counts, attempt.round.spec.counts)
         require(len(header.head) <= LARGEST_HEAD, f"head: {len(header.head)} bytes are no signed head")
         # What was sent before is recognised by all of it.
@@ -254,8 +258,10 @@ class Middleware(ABC):
                     assert isinstance(part, memoryview)  # nothing else is fed
                     attempt.taken += part.nbytes
             receiver.finish()
+            if not attempt.round.spec.farewell:
+                attempt.decoder.check(client, rows.take(client))
             attempt.round.commit(client, ticket, submission, time.monotonic())
-            rows.label(client, header.tier)
+            rows.label(client, header.tier, header.records)
         except TimeoutError:
             if not attempt.round.holds(client, ticket):
                 raise ProtocolError("ABORTED", SUPERSEDED) from None
@@ -315,6 +321,7 @@ class Middleware(ABC):
             if attempt and attempt.awaits(site) and _wanted(attempt.round.spec, request):
                 left = attempt.round.remaining(time.monotonic())
                 header = opening.offered(attempt, site, left, self.signing_key, self.journal)
+                header.held = await asyncio.to_thread(attempt.decoder.held, site)
                 header.witness.extend(found.encode() for found in self.witnesses.of(site))
                 return header, attempt.model
             try:

@@ -136,6 +136,7 @@ class SiteSeat(Seat):
     metrics: Metrics
     head: Callable[[str], bytes | None] = no_head  # of what the site recorded of a run
     ledger: Witnessed = NO_LEDGER
+    records: int = 0  # that this site trains on, where the federation weights updates by them
 
     def facts(self, model: bytes) -> dict[str, Any]:
         """What a site knows itself of an attempt's terms; `model` is the digest of what it received."""
@@ -158,6 +159,9 @@ class SiteEnd(Protocol):
     def admit(self, at: At, model: Vector) -> None:
         """Refuse a round whose terms are not what this site, and every middleware, holds itself."""
 
+    def held(self) -> Sequence[bytes]:
+        """What the receiver of each part of this site's updates says that it holds of the site."""
+
     def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
         """Send an update (none at a farewell), with the counts of an evaluation if the round has any."""
 
@@ -166,6 +170,29 @@ class SiteEnd(Protocol):
 
     def reply(self) -> Payload | None:
         """What the site sends back through Flower with the receipt."""
+
+
+class Parts(Protocol):
+    """How an update is split over its receivers, and how a model is joined from its parts."""
+
+    def split(self, payload: Payload) -> list[Payload]: ...
+
+    def join(self, models: list[Vector]) -> Vector: ...
+
+    def digest(self, digests: list[bytes]) -> bytes: ...
+
+
+class Whole:
+    """One receiver gets the whole update and sends the whole model."""
+
+    def split(self, payload: Payload) -> list[Payload]:
+        return [payload]
+
+    def join(self, models: list[Vector]) -> Vector:
+        return models[0]
+
+    def digest(self, digests: list[bytes]) -> bytes:
+        return digests[0]
 
 
 class ServerEnd(Protocol):
@@ -207,6 +234,7 @@ class Route(Choice, ABC):
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect")  # of every round, in order
     shows: ClassVar[str] = "rows"  # what the combining party gets from a round: rows, or a sum
     long_tickets: ClassVar[bool] = True  # one ticket may cover many rounds
+    remembers: ClassVar[bool] = False  # its receivers keep what decoding needs of earlier rounds (`Coding.decoder`)
     carries_counts: ClassVar[bool] = False  # it adds up counts of evaluation, and has a farewell after the last round
 
     @property
@@ -226,6 +254,10 @@ class Route(Choice, ABC):
         rule = federation.combine
         if rule.needs_rows and self.shows != "rows":
             yield f"combine.kind: {rule.kind} needs single updates, and route {self.kind} gives a sum; use fedavg"
+
+    def parts(self, federation: Federation, parameters: int) -> Parts:
+        """How a vector with one number per parameter is split over the receivers of an update."""
+        return Whole()
 
     def trust(self) -> list[Trust]:
         """The smallest sets of parties that must not collude; unless a route knows better, each of them alone."""
@@ -270,7 +302,7 @@ def peers(federation: Federation, addresses: Sequence[str]) -> list[tuple[str, I
 
 def by_parameter(federation: Federation, who: str) -> Iterator[str]:
     """The problem of routes that move or split updates by parameter, if the coding has no numbers per parameter."""
-    if not federation.coding.per_parameter:
+    if not federation.coding.per_parameter and not federation.coding.by_part:
         yield f"encode: {federation.coding.name} has no numbers per parameter, which {who} needs; use none"
 
 

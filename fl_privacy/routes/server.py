@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -69,6 +69,9 @@ class AtSite:
         sound = model.shape == (self._seat.layout.size,) and bool(np.isfinite(model).all())
         require(sound, "model: not of this federation's layout, or not finite")
         Terms.checked(self._terms, **self._seat.facts(digest(model))).check(self._seat.federation)
+
+    def held(self) -> Sequence[bytes]:
+        return ()
 
     def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
         self._update = payload if counts is None else np.concatenate([payload, counts.view(payload.dtype)])

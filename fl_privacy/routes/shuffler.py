@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from fl_privacy.coding import FLOAT32, Payload
+from fl_privacy.coding import FLOAT32
 from fl_privacy.errors import RoundFailed
-from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, Trust, by_parameter, tickets
+from fl_privacy.routes.base import (
+    Ask,
+    Outcome,
+    Route,
+    ServerSeat,
+    SiteEnd,
+    SiteSeat,
+    Trust,
+    Whole,
+    by_parameter,
+    tickets,
+)
 from fl_privacy.shuffle import buckets
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
@@ -111,23 +122,10 @@ class ShufflerRoute(Route):
     def site(self, seat: SiteSeat) -> SiteEnd:
         from fl_privacy.round.member import Member
 
-        return Member(seat, _Whole(), layers=[part.stop for part in seat.layout.layers])
+        return Member(seat, Whole(), layers=[part.stop for part in seat.layout.layers])
 
     def server(self, seat: ServerSeat) -> AtServer:
         return AtServer(seat)
-
-
-class _Whole:
-    """One middleware receives the whole update and sends the whole model."""
-
-    def split(self, payload: Payload) -> list[Payload]:
-        return [payload]
-
-    def join(self, models: list[Vector]) -> Vector:
-        return models[0]
-
-    def digest(self, digests: list[bytes]) -> bytes:
-        return digests[0]
 
 
 class AtServer:

@@ -6,7 +6,7 @@ order, and `inward` for every model that arrives, in reverse order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -59,6 +59,12 @@ class Seat:
         """The site's epsilon for `federation.budget_rounds` rounds; the config is checked for it."""
         return self.federation.site(self.site).budget or 0.0
 
+    def repeatable_key(self, at: At, purpose: str) -> bytes:
+        """Public, and the same for every attempt at a round: a repeated attempt shows no other part of an update."""
+        if self.federation.reproducible:
+            return self.key(at, purpose)
+        return keys.derive(bytes.fromhex(self.federation.digest), at.run, at.round, self.site, purpose)
+
     def key(self, at: At, purpose: str) -> bytes:
         """Fresh for every use; seeded only if the federation is reproducible."""
         if not self.federation.reproducible:
@@ -72,6 +78,9 @@ class Running:
     def inward(self, model: Vector, at: At) -> Vector:
         """The model received for a round, in the form that this site trains."""
         return model
+
+    def compare(self, held: Sequence[bytes]) -> None:
+        """What each receiver of a part of the update says that it holds of this site (`Decoder.held`)."""
 
     def outward(self, update: Payload, at: At) -> Payload:
         """The update in the form that the next step, or the wire, takes."""

@@ -19,7 +19,7 @@ class Chunk(_message.Message):
     def __init__(self, vector: _Optional[_Union[VectorHeader, _Mapping]] = ..., round: _Optional[_Union[RoundHeader, _Mapping]] = ..., release: _Optional[_Union[ReleaseHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class VectorHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor", "counts", "ledger", "head")
+    __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor", "counts", "ledger", "records", "head")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class VectorHeader(_message.Message):
     FLOOR_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
@@ -43,11 +44,12 @@ class VectorHeader(_message.Message):
     floor: int
     counts: bytes
     ledger: bytes
+    records: int
     head: bytes
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ..., ledger: _Optional[bytes] = ..., head: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ..., ledger: _Optional[bytes] = ..., records: _Optional[int] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class RoundHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best", "nonce", "number", "federation", "roster", "root", "organisations", "recipient", "shards", "salt", "index", "path", "signature", "key", "void", "journal", "witness", "digest")
+    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best", "nonce", "number", "federation", "roster", "root", "organisations", "recipient", "shards", "salt", "index", "path", "signature", "key", "void", "journal", "witness", "held", "digest")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +83,7 @@ class RoundHeader(_message.Message):
     VOID_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     WITNESS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
@@ -115,8 +118,9 @@ class RoundHeader(_message.Message):
     void: _containers.RepeatedCompositeFieldContainer[Statement]
     journal: str
     witness: _containers.RepeatedScalarFieldContainer[bytes]
+    held: bytes
     digest: bytes
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ..., nonce: _Optional[bytes] = ..., number: _Optional[int] = ..., federation: _Optional[str] = ..., roster: _Optional[str] = ..., root: _Optional[bytes] = ..., organisations: _Optional[int] = ..., recipient: _Optional[str] = ..., shards: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., index: _Optional[int] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., void: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., journal: _Optional[str] = ..., witness: _Optional[_Iterable[bytes]] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ..., nonce: _Optional[bytes] = ..., number: _Optional[int] = ..., federation: _Optional[str] = ..., roster: _Optional[str] = ..., root: _Optional[bytes] = ..., organisations: _Optional[int] = ..., recipient: _Optional[str] = ..., shards: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., index: _Optional[int] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., void: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., journal: _Optional[str] = ..., witness: _Optional[_Iterable[bytes]] = ..., held: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Statement(_message.Message):
     __slots__ = ("attempt", "signature")
