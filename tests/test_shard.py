@@ -91,9 +91,9 @@ def test_ties_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_masks_that_do_not_fit_are_refused(backend: str) -> None:
     vector = np.zeros(6, np.float32)
     uneven = np.array([0, 0, 0, 0, 1, 1], np.uint8)
-    with pytest.raises(FederationError, match="near-equal"):
+    with pytest.raises(FederationError, match="of these sizes"):
         masks.split(vector, uneven, 2, backend=backend)
-    with pytest.raises(FederationError, match="near-equal"):
+    with pytest.raises(FederationError, match="of these sizes"):
         masks.join([vector[:3], vector[:3]], uneven, backend=backend)
     with pytest.raises(FederationError, match="aggregator 1 of 1"):
         masks.split(vector, uneven, 1, backend=backend)
@@ -112,3 +112,22 @@ def test_impossible_masks_are_refused(d: int, aggregators: int) -> None:
 
 
 KNOWN = [1, 1, 2, 1, 0, 0, 0, 2, 0, 1, 2, 2]
+
+
+@given(st.integers(0, 300), st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_unequal_shards_are_disjoint_complete_and_in_proportion(d: int, shares: list[float], seed: int) -> None:
+    aggregators = len(shares)
+    owners = masks.owners(d, aggregators, seed, shares)
+    counts = masks.sizes(d, aggregators, shares)
+    assert np.bincount(owners, minlength=aggregators).tolist() == counts
+    assert sum(counts) == d
+    assert all(abs(count - d * share / sum(shares)) < 1 + 1e-9 * d for count, share in zip(counts, shares, strict=True))
+    vector = np.arange(d, dtype=np.float32)
+    parts = masks.split(vector, owners, aggregators, shares=shares)
+    assert np.array_equal(masks.join(parts, owners, shares=shares), vector)
+
+
+@pytest.mark.parametrize("shares", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, float("inf")], [1.0, float("nan")]])
+def test_impossible_shares_are_refused(shares: list[float]) -> None:
+    with pytest.raises(FederationError, match="shares"):
+        masks.owners(10, 2, 1, shares)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +21,23 @@ MAX_COORDINATES = 2**32
 PIECE = 2**16  # words drawn at a time
 
 
-def sizes(d: int, aggregators: int) -> list[int]:
-    """Near-equal shard sizes: the first d mod A shards have one coordinate more."""
-    small, larger = divmod(d, aggregators)
-    return [small + (a < larger) for a in range(aggregators)]
+def sizes(d: int, aggregators: int, shares: Sequence[float] = ()) -> list[int]:
+    """Shard sizes: near-equal, or in proportion to `shares` by largest remainders; ties go to the first."""
+    if not shares:
+        small, larger = divmod(d, aggregators)
+        return [small + (a < larger) for a in range(aggregators)]
+    if len(shares) != aggregators or not all(0 < share < math.inf for share in shares):
+        raise FederationError(f"shares: {list(shares)} are not {aggregators} positive numbers")
+    exact = [Fraction(share) * d / sum(map(Fraction, shares)) for share in shares]
+    found = [int(part) for part in exact]
+    remainders = sorted(range(aggregators), key=lambda a: found[a] - exact[a])
+    for a in remainders[: d - sum(found)]:
+        found[a] += 1
+    return found
 
 
-def owners(d: int, aggregators: int, seed: int | bytes) -> Owners:
-    """The owner of every coordinate: disjoint and complete masks of near-equal size, from a public seed.
+def owners(d: int, aggregators: int, seed: int | bytes, shares: Sequence[float] = ()) -> Owners:
+    """The owner of every coordinate: disjoint and complete masks of the sizes above, from a public seed.
 
     Every coordinate draws a 64-bit key; the keys' ranks are a uniform permutation, and each aggregator owns a range of
     ranks. Only the keys at the ends of the ranges are needed, so nothing is sorted. If two keys tie at such an end
@@ -35,7 +46,7 @@ def owners(d: int, aggregators: int, seed: int | bytes) -> Owners:
     _check_aggregators(aggregators)
     if not 0 <= d < MAX_COORDINATES:
         raise FederationError(f"d: {d} is not a number of coordinates from 0 to {MAX_COORDINATES - 1}")
-    counts = sizes(d, aggregators)
+    counts = sizes(d, aggregators, shares)
     ends = np.cumsum(counts)[:-1]
     ends = ends[ends < d]  # with more aggregators than coordinates, the last ones own nothing
     for attempt in range(8):
@@ -48,28 +59,41 @@ def owners(d: int, aggregators: int, seed: int | bytes) -> Owners:
 
 
 def split(
-    vector: Vector, owners: Owners, aggregators: int, *, out: Vector | None = None, backend: str | None = None
+    vector: Vector,
+    owners: Owners,
+    aggregators: int,
+    *,
+    shares: Sequence[float] = (),
+    out: Vector | None = None,
+    backend: str | None = None,
 ) -> list[Vector]:
     """The shard of every aggregator in coordinate order, as views of `out`, which can be reused."""
     _check_aggregators(aggregators)
     _check_vector("vector", vector, owners.size)
     _check_range(owners, aggregators)
     target = _target(out, owners.size, [vector])
-    counts = sizes(owners.size, aggregators)
+    counts = sizes(owners.size, aggregators, shares)
     if not kernels.pick("shards", vector.size, backend).split(vector, owners, counts, target):
-        raise FederationError(f"owners: not {aggregators} near-equal shards; use masks.owners")
+        raise FederationError(f"owners: not {aggregators} shards of these sizes; use masks.owners")
     return np.split(target, np.cumsum(counts)[:-1])
 
 
-def join(shards: Sequence[Vector], owners: Owners, *, out: Vector | None = None, backend: str | None = None) -> Vector:
+def join(
+    shards: Sequence[Vector],
+    owners: Owners,
+    *,
+    shares: Sequence[float] = (),
+    out: Vector | None = None,
+    backend: str | None = None,
+) -> Vector:
     """Reassemble a vector from its shards: the inverse of `split`, written to `out` if given."""
     _check_aggregators(len(shards))
-    for index, (shard, size) in enumerate(zip(shards, sizes(owners.size, len(shards)), strict=True)):
+    for index, (shard, size) in enumerate(zip(shards, sizes(owners.size, len(shards), shares), strict=True)):
         _check_vector(f"shard {index}", shard, size)
     _check_range(owners, len(shards))
     target = _target(out, owners.size, shards)
     if not kernels.pick("shards", owners.size, backend).join(shards, owners, target):
-        raise FederationError(f"owners: not {len(shards)} near-equal shards; use masks.owners")
+        raise FederationError(f"owners: not {len(shards)} shards of these sizes; use masks.owners")
     return target
 
 
