@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks import evaluation, kernels, machine, memory, noise, result, rounds, upload
+from benchmarks import compress, evaluation, kernels, machine, memory, noise, result, rounds, upload
 from benchmarks.result import Result
 
 BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
     "kernels": kernels.run,
     "noise": noise.run,
+    "compress": compress.run,
     "upload": upload.run,
     "memory": memory.run,
     "rounds": rounds.small,

@@ -44,15 +44,15 @@ def _shuffles(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: i
 
     # Memory first: later runs reuse what earlier ones freed. A small matrix compiles the kernel.
     parameter.shuffle(matrix[:, :100].copy(), KEY, backend="numba")
-    extra = _extra_memory(kernel), _extra_memory(lambda: shuffle.reorder(matrix, range(ROWS)[::-1]))
+    extra = extra_memory(kernel), extra_memory(lambda: shuffle.reorder(matrix, range(ROWS)[::-1]))
     naive = _naive_seconds(matrix)
     return [
         Result("parameter shuffle, extra memory", extra[0], 16, "MiB"),
         Result("row order, extra memory", extra[1], 16, "MiB"),
-        Result("parameter shuffle, numba", _ratio(kernel, memcpy, repeats), 8, "x memcpy"),
+        Result("parameter shuffle, numba", ratio(kernel, memcpy, repeats), 8, "x memcpy"),
         Result(
             "parameter shuffle, numpy",
-            _ratio(lambda: parameter.shuffle(matrix, KEY, backend="numpy"), memcpy, min(repeats, 3)),
+            ratio(lambda: parameter.shuffle(matrix, KEY, backend="numpy"), memcpy, min(repeats, 3)),
             25,
             "x memcpy",
         ),
@@ -65,7 +65,7 @@ def _means(matrix: NDArray[np.float32], copy: NDArray[np.float32], repeats: int)
         np.copyto(copy, matrix)
 
     weights = np.linspace(1, 2, ROWS)
-    return [Result("weighted mean", _ratio(lambda: mean.weighted(matrix, weights), memcpy, repeats), 1.5, "x memcpy")]
+    return [Result("weighted mean", ratio(lambda: mean.weighted(matrix, weights), memcpy, repeats), 1.5, "x memcpy")]
 
 
 def _shards(vector: NDArray[np.float32], copy: NDArray[np.float32], repeats: int) -> list[Result]:
@@ -83,7 +83,7 @@ def _shards(vector: NDArray[np.float32], copy: NDArray[np.float32], repeats: int
         masks.join(masks.split(vector, owners, AGGREGATORS, out=dealt), owners, out=joined)
 
     return [
-        Result("split and join", _ratio(both, memcpy, 3 * repeats), 9, "x memcpy"),
+        Result("split and join", ratio(both, memcpy, 3 * repeats), 9, "x memcpy"),
         Result("masks", seconds, 2, "s CPU"),
     ]
 
@@ -99,7 +99,7 @@ def _median_seconds(function: Callable[[], object], repeats: int) -> float:
     return statistics.median(_seconds(function) for _ in range(repeats))
 
 
-def _ratio(function: Callable[[], object], base: Callable[[], object], repeats: int) -> float:
+def ratio(function: Callable[[], object], base: Callable[[], object], repeats: int) -> float:
     """The median ratio of CPU times; the base is timed before and after, as the speed of a shared machine drifts."""
     function()
     base()
@@ -120,7 +120,7 @@ def _naive_seconds(matrix: NDArray[np.float32], sample: int = 20_000) -> float:
     return float((time.process_time() - started) * columns / sample)
 
 
-def _extra_memory(function: Callable[[], object]) -> float:
+def extra_memory(function: Callable[[], object]) -> float:
     """The largest growth of the resident set while `function` runs, in MiB, sampled every millisecond."""
     done, start = threading.Event(), _resident()
     peak = start

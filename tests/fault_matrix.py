@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import pytest
+
+HOOK = Path(__file__).parent / "fault_points"
 SELF = "self"
 SERVICE = "fl_privacy.round.service:Middleware"
 JOURNAL = "fl_privacy.round.journal:Journal"
@@ -103,6 +109,19 @@ ONCE = {
         BY_SHUFFLER["SuperNode"][1],
         BY_SHUFFLER["ClientApp"][2],
     ],
-    "shards": [BY_SHARDS["aggregator"][4], BY_SHARDS["evaluator"][1]],
+    "shards": [BY_SHARDS["aggregator"][4], BY_SHUFFLER["worker"][4], BY_SHARDS["evaluator"][1]],
     "kits": [BY_KITS["gate"][1], BY_KITS["relay of a site"][1], BY_KITS["relay of the server"][1]],
 }
+
+
+def arm(faults: Sequence[Fault], folder: Path, monkeypatch: pytest.MonkeyPatch, kits: bool = False) -> Path:
+    """Let these faults happen in turn in the processes of a run in `folder/runs`; a file `n.done` for each that did."""
+    plan: dict[str, Any] = {"runs": str(folder / "runs"), "faults": [fault._asdict() for fault in faults]}
+    plan["metrics"] = "server/runs/*/metrics.jsonl" if kits else "*/metrics.jsonl"
+    plan["pids"] = "*/run/pids.json" if kits else ".state/*/pids.json"
+    done = folder / "faults"
+    done.mkdir()
+    (done / "plan.json").write_text(json.dumps(plan))
+    monkeypatch.setenv("FL_PRIVACY_FAULTS", str(done))
+    monkeypatch.setenv("PYTHONPATH", str(HOOK))
+    return done

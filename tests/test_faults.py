@@ -21,7 +21,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from commands import cli, json_of
-from fault_matrix import BY_KITS, BY_SHARDS, FAULTS, ONCE, Fault
+from fault_matrix import BY_KITS, BY_SHARDS, FAULTS, ONCE, Fault, arm
 from fl_privacy.addresses import free_port
 from fl_privacy.config import Federation
 from fl_privacy.deploy import ledgers
@@ -35,7 +35,6 @@ from helpers import eventually
 from kits import HERE, serving
 
 ROOT = Path(__file__).parent.parent
-HOOK = Path(__file__).parent / "fault_points"
 SPACE = 3  # rounds per fault
 PER_RUN = 3
 UP = 240.0
@@ -50,7 +49,7 @@ rounds: {rounds}
 privatise: {{kind: ldp}}
 task: {{partition: {{kind: dirichlet, alpha: 0.5}}, train: {{epochs: 1}}}}
 """
-SHARDS = "route: {kind: shards, aggregators: 2, n_min: 2}\n"
+SHARDS = "route: {kind: shards, aggregators: 2, n_min: 2}\ncompress: {kind: dsc, p: 0.3}\n"
 
 pytestmark = pytest.mark.e2e
 
@@ -129,14 +128,7 @@ def broken(faults: Sequence[Fault], where: str, folder: Path, monkeypatch: pytes
     config = CONFIG.format(rounds=rounds) + (SHARDS if where == "shards" else "")
     federation, expected = Federation.parse(config), unbroken(config)
     kits = where == "kits"
-    plan: dict[str, Any] = {"runs": str(folder / "runs"), "faults": [fault._asdict() for fault in faults]}
-    plan["metrics"] = "server/runs/*/metrics.jsonl" if kits else "recovery-*/metrics.jsonl"
-    plan["pids"] = "*/run/pids.json" if kits else ".state/*/pids.json"
-    done = folder / "faults"
-    done.mkdir()
-    (done / "plan.json").write_text(json.dumps(plan))
-    monkeypatch.setenv("FL_PRIVACY_FAULTS", str(done))
-    monkeypatch.setenv("PYTHONPATH", str(HOOK))
+    done = arm(faults, folder, monkeypatch, kits)
     run = (in_kits if kits else locally)(federation, folder / "runs")
     happened = [faults[int(file.stem)].phase for file in sorted(done.glob("*.done"))]
     assert (run.status, happened) == ("completed", [fault.phase for fault in faults]), run.reason

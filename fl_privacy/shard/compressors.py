@@ -1,0 +1,149 @@
+"""Unbiased compressors for DSC (ERIS, Definition of an unbiased compressor): E[C(x)] = x, E|C(x) - x|^2 <= omega |x|^2.
+
+A compressor turns the difference of two vectors into 32-bit words and adds such words, scaled, to a vector. Sender and
+receiver run the same additions on the same bits, so that what both keep stays equal to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.crypto.stream import Words
+from fl_privacy.errors import FederationError
+from fl_privacy.shard.subset import subset
+from fl_privacy.vector import Vector
+
+Packed = NDArray[np.uint32]
+BLOCK = 256  # coordinates that share a norm when they are quantised
+LARGEST = 1e30  # of a value that travels: sums of many stay finite
+
+
+class Compressor(Protocol):
+    """For vectors of one length."""
+
+    @property
+    def omega(self) -> float:
+        """The variance of C(x) relative to |x|^2, at most."""
+
+    @property
+    def words(self) -> int:
+        """32-bit words of a message."""
+
+    def compress(self, vector: Vector, reference: Vector, key: bytes) -> Packed:
+        """C(vector - reference), as it travels."""
+
+    def values(self, packed: Packed) -> Vector:
+        """The float32 numbers of a message."""
+
+    def add(self, packed: Packed, key: bytes, target: Vector, scale: float = 1.0) -> None:
+        """target += scale * C(...)."""
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Random sparsification: k = ceil(p d) coordinates, each kept with probability k / d and divided by it.
+
+    The paper keeps every coordinate with probability p on its own. A fixed number has the same mean and omega, and
+    gives messages one size.
+    """
+
+    d: int
+    p: float
+
+    def __post_init__(self) -> None:
+        _check_length(self.d)
+        if not 0 < self.p <= 1:
+            raise FederationError(f"p: {self.p} is not in (0, 1]")
+
+    @cached_property
+    def words(self) -> int:
+        return min(self.d, math.ceil(self.p * self.d))
+
+    @property
+    def omega(self) -> float:
+        """d/k - 1; at most 1/p - 1."""
+        return self.d / self.words - 1 if self.d else 0.0
+
+    def compress(self, vector: Vector, reference: Vector, key: bytes) -> Packed:
+        chosen = subset(self.d, self.words, key)
+        values = vector[chosen]
+        with np.errstate(over="ignore"):  # what is too large is refused below
+            values -= reference[chosen]
+            values *= np.float32(1 + self.omega)
+        return _sendable(values).view(np.uint32)
+
+    def values(self, packed: Packed) -> Vector:
+        return packed.view(np.float32)
+
+    def add(self, packed: Packed, key: bytes, target: Vector, scale: float = 1.0) -> None:
+        target[subset(self.d, self.words, key)] += np.float32(scale) * self.values(packed)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Stochastic quantisation (QSGD, Alistarh et al. 2017): norms of blocks, and 8-bit levels rounded at random."""
+
+    d: int
+    levels: int = 127
+
+    def __post_init__(self) -> None:
+        _check_length(self.d)
+        if not 1 <= self.levels <= 127:
+            raise FederationError(f"levels: {self.levels} is not between 1 and 127")
+
+    @property
+    def _blocks(self) -> int:
+        return -(-self.d // BLOCK)
+
+    @property
+    def words(self) -> int:
+        """A norm per block and four coordinates per word."""
+        return self._blocks * (1 + BLOCK // 4)
+
+    @property
+    def omega(self) -> float:
+        """min(B / levels^2, sqrt(B) / levels) for blocks of B coordinates (QSGD, Lemma 3.1)."""
+        return min(BLOCK / self.levels**2, math.sqrt(BLOCK) / self.levels)
+
+    def compress(self, vector: Vector, reference: Vector, key: bytes) -> Packed:
+        padded = np.zeros((self._blocks, BLOCK), np.float32)
+        np.subtract(vector, reference, out=padded.reshape(-1)[: self.d])
+        norms = _sendable(np.sqrt(np.square(padded, dtype=np.float64).sum(axis=1)).astype(np.float32))
+        scaled = np.abs(padded) * (self.levels / np.maximum(norms, np.finfo(np.float32).tiny))[:, None]
+        scaled += self._uniform(key)
+        rounded = np.minimum(np.floor(scaled), self.levels) * np.sign(padded)
+        return np.concatenate([norms.view(np.uint32), rounded.astype(np.int8).reshape(-1).view(np.uint32)])
+
+    def values(self, packed: Packed) -> Vector:
+        return packed[: self._blocks].view(np.float32)
+
+    def add(self, packed: Packed, key: bytes, target: Vector, scale: float = 1.0) -> None:
+        norms = self.values(packed) * np.float32(scale / self.levels)
+        levels = packed[self._blocks :].view(np.int8).reshape(self._blocks, BLOCK)
+        target += (levels * norms[:, None]).reshape(-1)[: self.d]
+
+    def _uniform(self, key: bytes) -> Vector:
+        drawn = Words(key).take(self._blocks * BLOCK) >> np.uint64(40)
+        return (drawn.astype(np.float32) * np.float32(2.0**-24)).reshape(self._blocks, BLOCK)
+
+
+def step_size(omega: float) -> float:
+    """gamma = sqrt((1 + 2 omega) / (2 (1 + omega)^3)), with which DSC's reference follows (ERIS, Theorem 3.3)."""
+    return math.sqrt((1 + 2 * omega) / (2 * (1 + omega) ** 3))
+
+
+def _sendable(values: Vector) -> Vector:
+    if not (np.abs(values) < LARGEST).all():
+        raise FederationError("update: too large to be compressed as float32; lower task.train.lr")
+    return values
+
+
+def _check_length(d: int) -> None:
+    if d < 0:
+        raise FederationError(f"d: {d} is not a number of coordinates")

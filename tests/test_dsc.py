@@ -1,0 +1,286 @@
+"""DSC: subsets are uniform, compression is unbiased, both ends keep the same bits, and lost references are harmless."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from fl_privacy.config import Federation
+from fl_privacy.crypto.keys import derive
+from fl_privacy.errors import ConfigError, FederationError, ProtocolError
+from fl_privacy.shard.compressors import BLOCK, Quantised, Sparse, step_size
+from fl_privacy.shard.subset import subset
+from fl_privacy.steps.base import At, Seat
+from fl_privacy.steps.compress.dsc import HEAD, Compressing, Dsc, DscMean, Message, Shift
+from fl_privacy.vector import Vector
+from helpers import refused
+from profiles import examples
+
+SHARDS = "name: a\nsites: 6\nrounds: 3\nroute: {kind: shards, aggregators: 2}\n"
+
+
+def key(number: int) -> bytes:
+    return derive(bytes(32), "test", number, "", "dsc")
+
+
+def vector(d: int, seed: int = 0) -> Vector:
+    return np.random.default_rng(seed).normal(size=d).astype(np.float32)
+
+
+@given(st.integers(0, 300), st.data())
+def test_a_subset_is_ascending_without_repeats_and_depends_on_its_key_alone(d: int, data: Any) -> None:
+    k, number = data.draw(st.integers(0, d)), data.draw(st.integers(0, 1000))
+    chosen = subset(d, k, key(number))
+    assert chosen.size == k
+    assert (np.diff(chosen) > 0).all()
+    assert not k or (chosen[0] >= 0 and chosen[-1] < d)
+    assert np.array_equal(chosen, subset(d, k, key(number)))
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 6])
+def test_every_subset_is_equally_likely(k: int) -> None:
+    """Chi-squared over all subsets of 7; 6 standard deviations are one failure in 10^8."""
+    d, draws = 7, 4000
+    counts: dict[tuple[int, ...], int] = {}
+    for number in range(draws):
+        chosen = tuple(subset(d, k, key(number)).tolist())
+        counts[chosen] = counts.get(chosen, 0) + 1
+    kinds = math.comb(d, k)
+    expected = draws / kinds
+    statistic = sum((counts.get(c, 0) - expected) ** 2 for c in counts) / expected + (kinds - len(counts)) * expected
+    assert abs(statistic - (kinds - 1)) < 6 * math.sqrt(2 * (kinds - 1))
+
+
+@pytest.mark.parametrize("compressor", [Sparse(60, 0.25), Sparse(60, 0.9), Quantised(60, 2), Quantised(60, 127)])
+def test_compression_is_unbiased_with_the_variance_it_states(compressor: Any) -> None:
+    """Over many keys the mean is the vector (5 standard errors), and the squared error at most omega |x|^2."""
+    x, draws = vector(60), 3000
+    decoded = np.zeros((draws, 60), np.float32)
+    for number in range(draws):
+        compressor.add(compressor.compress(x, np.zeros(60, np.float32), key(number)), key(number), decoded[number])
+    errors = decoded - x
+    assert (np.abs(errors.mean(axis=0)) <= 5 * decoded.std(axis=0) / math.sqrt(draws) + 1e-6).all()
+    squared = np.square(errors, dtype=np.float64).sum(axis=1)
+    bound = compressor.omega * float(np.square(x, dtype=np.float64).sum())
+    assert squared.mean() <= bound + 5 * squared.std() / math.sqrt(draws)
+    if isinstance(compressor, Sparse):  # there the bound is the variance itself
+        assert squared.mean() >= bound - 5 * squared.std() / math.sqrt(draws)
+
+
+@given(st.integers(1, 400), st.floats(0.01, 1), st.booleans(), st.integers(1, 6))
+@examples(30)
+def test_both_ends_keep_the_same_reference_to_the_last_bit(d: int, p: float, quantised: bool, rounds: int) -> None:
+    compressor = Quantised(d) if quantised else Sparse(d, p)
+    sender, receiver = (Shift(d, compressor=compressor) for _ in range(2))
+    for round in range(rounds):
+        before, update = sender.reference.copy(), vector(d, round)
+        message = sender.encode(update, key(round))
+        assert message.packed.size == compressor.words
+        decoded = receiver.decode(message)
+        assert receiver.reference.tobytes() == sender.reference.tobytes()
+        # s' = s + gamma v and the update is s + v
+        assert np.allclose(sender.reference - before, sender.gamma * (decoded - before), rtol=1e-4, atol=1e-5)
+
+
+def test_the_reference_follows_an_update_that_does_not_change() -> None:
+    shift, update = Shift(200, 0.1), vector(200)
+    errors = []
+    for round in range(200):
+        shift.encode(update, key(round))
+        errors.append(float(np.linalg.norm(shift.reference - update)))
+    assert errors[-1] < 0.05 * float(np.linalg.norm(update))
+
+
+def test_known_step_sizes() -> None:
+    assert step_size(0) == pytest.approx(math.sqrt(0.5))
+    assert step_size(19) == pytest.approx(math.sqrt(39 / 16000))
+
+
+def test_only_a_key_and_the_values_travel() -> None:
+    assert Dsc(kind="dsc", p=0.01).coding(None).length(11_200_000) == HEAD + 112_000  # type: ignore[arg-type]
+    quantised = Dsc(kind="dsc", compressor="quantised").coding(None)  # type: ignore[arg-type]
+    assert quantised.length(BLOCK * 10) == HEAD + 10 + BLOCK * 10 // 4
+
+
+@pytest.mark.parametrize("p", [0, -1, 1.1, math.nan])
+def test_a_fraction_outside_0_to_1_is_refused(p: float) -> None:
+    with pytest.raises(FederationError, match="p: "):
+        Shift(10, p)
+    with pytest.raises(ConfigError, match=r"compress\.p"):
+        Federation.parse(SHARDS + f"compress: {{kind: dsc, p: {p}}}")
+
+
+def test_updates_and_messages_of_another_length_are_refused() -> None:
+    shift = Shift(10, 0.5)
+    with pytest.raises(FederationError, match="update: "):
+        shift.encode(vector(9), key(1))
+    with pytest.raises(FederationError, match="message: 4 words"):
+        shift.decode(Message(key(1), np.zeros(4, np.uint32)))
+    with pytest.raises(FederationError, match="too large"):
+        shift.encode(np.full(10, 3e38, np.float32), key(1))
+    assert not shift.reference.any()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("name: a\nsites: 6\nroute: {kind: shuffler}\ncompress: {kind: dsc}", "needs aggregators"),
+        ("name: a\nsites: 6\nroute: {kind: server}\ncompress: {kind: dsc}", "needs aggregators"),
+        (SHARDS + "quorum: 5\ncompress: {kind: dsc-mean}", "drifts unless every site takes part"),
+    ],
+)
+def test_where_dsc_cannot_work_it_is_refused_when_the_config_is_read(config: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Federation.parse(config)
+
+
+class Ends:
+    """Sites and one aggregator that exchange messages as the route's two parts would, without a network."""
+
+    def __init__(self, step: Dsc, d: int = 40, sites: int = 6) -> None:
+        self.federation = Federation.parse(SHARDS + f"seed: 7\ncompress: {{kind: {step.kind}, p: {step.p}}}")
+        self.names = [site.name for site in self.federation.sites][:sites]
+        self.sizes = self.federation.route.cut(self.federation, d).sizes()  # type: ignore[attr-defined]
+        work = type("Work", (), {"layout": type("Layout", (), {"size": d})})
+        seats = [Seat(self.federation, name, work, 1, None) for name in self.names]  # type: ignore[arg-type]
+        self.sites = {seat.site: Compressing(step, seat) for seat in seats}
+        self.parts = self.federation.route.parts(self.federation, d)
+        shard = [part.size for part in self.parts.split(vector(d))]
+        self.decoders = [step.decoder(size) for size in shard]
+
+    def send(self, site: str, update: Vector, round: int) -> list[Any]:
+        """The site's message to every aggregator."""
+        end = self.sites[site]
+        end.compare([decoder.held(site) for decoder in self.decoders])
+        payload = end.outward(update, At("run", round, "attempt"))
+        messages = np.split(payload, np.cumsum(self.sizes)[:-1])
+        for decoder, message in zip(self.decoders, messages, strict=True):
+            decoder.check(site, message)
+        return messages
+
+    def round(self, updates: dict[str, Vector], round: int) -> Vector:
+        """What the aggregators combine of these updates, in coordinate order."""
+        sites, sent = sorted(updates), {site: self.send(site, update, round) for site, update in updates.items()}
+        shards = []
+        for index, decoder in enumerate(self.decoders):
+            rows = decoder.decode(np.stack([sent[site][index] for site in sites]), sites, round)
+            shards.append(rows.mean(axis=0).astype(np.float32))
+        return self.parts.join(shards).copy()
+
+
+def bias(step: Dsc, cohort: int, rounds: int = 400) -> float:
+    """How far the mean over rounds of what is combined is from the mean of the updates, relative to it.
+
+    Updates never change, and cohorts are drawn at random, so that the mean over cohorts is that over all sites.
+    """
+    ends, rng = Ends(step), np.random.default_rng(3)
+    updates = {site: vector(40, number) + 1 for number, site in enumerate(ends.names)}
+    truth, total = np.mean(list(updates.values()), axis=0), np.zeros(40)
+    for round in range(1, rounds + 1):
+        chosen = rng.choice(ends.names, cohort, replace=False)
+        total += ends.round({site: updates[site] for site in chosen}, round)
+    return float(np.linalg.norm(total / rounds - truth) / np.linalg.norm(truth))
+
+
+def published_bias(cohort: int, rounds: int = 400) -> float:
+    """The same for the published rule: v = s + mean_k v_k; s <- s + gamma mean_k v_k, over those that take part."""
+    rng, updates = np.random.default_rng(3), [vector(40, number) + 1 for number in range(6)]
+    sites, mean = [Shift(40, 0.25) for _ in updates], np.zeros(40)
+    truth, total = np.mean(updates, axis=0), np.zeros(40)
+    for round in range(rounds):
+        chosen = rng.choice(6, cohort, replace=False)
+        before = [sites[k].reference.copy() for k in chosen]
+        for k in chosen:
+            sites[k].encode(updates[k], key(6 * round + k))
+        moved = np.mean([sites[k].reference - s for k, s in zip(chosen, before, strict=True)], axis=0)  # gamma v
+        total += mean + moved / sites[0].gamma
+        mean += moved
+    return float(np.linalg.norm(total / rounds - truth) / np.linalg.norm(truth))
+
+
+def test_the_published_shift_drifts_with_half_cohorts_and_ours_does_not() -> None:
+    assert bias(Dsc(kind="dsc", p=0.25), 6) < 0.1
+    assert bias(Dsc(kind="dsc", p=0.25), 3) < 0.1
+    assert bias(DscMean(kind="dsc-mean", p=0.25), 6) < 0.1
+    assert published_bias(6) < 0.1
+    assert published_bias(3) > 0.4
+
+
+def test_ends_that_lost_track_go_back_to_a_common_reference_or_to_zero() -> None:
+    """With p = 1 what is decoded is the update itself, whatever the reference, if both ends use the same one."""
+    ends = Ends(Dsc(kind="dsc", p=1.0))
+    updates = {site: vector(40, number) for number, site in enumerate(ends.names)}
+    truth = np.mean(list(updates.values()), axis=0)
+    first, decoder = ends.names[0], ends.decoders[0]
+
+    def holds(round: int) -> None:
+        assert np.allclose(ends.round(updates, round), truth, atol=1e-5)
+
+    holds(1)
+    ends.send(first, updates[first], 2)  # this attempt is never counted
+    holds(3)
+    before = dict(decoder.state())
+    holds(4)
+    decoder.restore(before)  # one aggregator goes back a round
+    holds(5)
+    saved = dict(ends.sites[first].state())
+    holds(6)
+    holds(7)
+    ends.sites[first].restore(saved)  # a site goes back two rounds: there is no common reference
+    assert ends.send(first, updates[first], 8)[0][0] == 0
+    holds(8)
+    ends.sites[first].restore({})  # a site lost its disk
+    holds(9)
+    decoder.restore({})  # an aggregator did
+    holds(10)
+
+
+def test_a_damaged_reference_is_not_used() -> None:
+    ends = Ends(Dsc(kind="dsc", p=1.0))
+    updates = {site: vector(40, number) for number, site in enumerate(ends.names)}
+    ends.round(updates, 1)
+    site = ends.names[0]
+    damaged = {name: array + np.float32(1) for name, array in ends.sites[site].state().items()}
+    ends.sites[site].restore(damaged)
+    assert [message[0] for message in ends.send(site, updates[site], 2)] == [0, 0]
+
+
+def test_a_site_that_lost_its_state_cannot_continue_with_the_published_shift() -> None:
+    ends = Ends(DscMean(kind="dsc-mean", p=0.5))
+    updates = {site: vector(40, number) for number, site in enumerate(ends.names)}
+    ends.round(updates, 1)
+    ends.sites[ends.names[0]].restore({})
+    with refused("DATA_LOSS"):
+        ends.send(ends.names[0], updates[ends.names[0]], 2)
+
+
+@pytest.mark.parametrize("kind", [Dsc, DscMean])
+def test_messages_that_no_honest_site_sends_are_refused(kind: type[Dsc]) -> None:
+    ends = Ends(kind(kind=kind.model_fields["kind"].default, p=0.5))
+    updates = {site: vector(40, number) for number, site in enumerate(ends.names)}
+    ends.round(updates, 1)
+    site, decoder = ends.names[0], ends.decoders[0]
+    message, before = ends.send(site, updates[site], 2)[0], {n: a.copy() for n, a in decoder.state().items()}
+    for position, word in (
+        (0, 7),
+        (HEAD, np.float32(np.nan)),
+        (HEAD + 1, np.float32(np.inf)),
+        (HEAD, np.float32(1e35)),
+    ):
+        bad = message.copy()
+        bad[position] = word if position == 0 else np.array([word], np.float32).view(np.uint32)[0]
+        with pytest.raises(ProtocolError):
+            decoder.check(site, bad)
+    after = decoder.state()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_retry_shows_the_same_coordinates() -> None:
+    ends = Ends(Dsc(kind="dsc", p=0.2))
+    first, second = (ends.send(ends.names[0], vector(40, n), 1) for n in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert np.array_equal(one[1:HEAD], other[1:HEAD])
