@@ -18,7 +18,7 @@ from fl_privacy.models.initial import initial
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.routes.base import only, peers
-from fl_privacy.routes.shards import Cut, ShardsRoute
+from fl_privacy.routes.shards import ShardsRoute
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
@@ -42,14 +42,14 @@ class Evaluator:
         data_dir: Path | None,
         recorder: RunRecorder | None = None,
     ) -> None:
-        only(federation.route, ShardsRoute, "evaluator")
-        found = peers(federation, aggregators)
+        route = only(federation.route, ShardsRoute, "evaluator")
+        self._partial, found = route.settling.tolerant, peers(federation, aggregators)
         self._federation, self._recorder = federation, recorder
         work = Workload(federation, data_dir)
         self._work = work if federation.sites_evaluate else work.loaded()
         self._initial = initial(federation)
         self._stubs = [rpc.middleware(rpc.channel(address, keys, whom)) for address, whom in found]
-        self._cut = Cut(self._work.layout.size, len(aggregators), federation.seed)
+        self._cut = route.parts(federation, self._work.layout.size)
 
     async def evaluate(self, request: pb.EvaluateRequest, context: Any) -> pb.EvaluateReply:
         """Metrics of the model after a round; round 0 seeds the aggregators first."""
@@ -93,7 +93,8 @@ class Evaluator:
         shards = []
         for stub in self._stubs:
             header, shard = client.fetch(stub, pb.FetchRequest(run=run, newest=True), CALL)
-            if header.round != round or shard is None:
+            late = header.round > round if self._partial else header.round != round
+            if late or shard is None:
                 raise ProtocolError("FAILED_PRECONDITION", f"round: an aggregator is at {header.round}, not at {round}")
             shards.append(shard)
             self.metrics.moved("in", shard.nbytes)

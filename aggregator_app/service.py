@@ -29,9 +29,10 @@ from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import digest, header_of
 
-from .state import ShardStore
+from .state import Kept, ShardStore
 
 Array = NDArray[np.float32]
+MOMENT, DECODER = "moment", "decoder"
 
 
 class Aggregator(Middleware):
@@ -41,12 +42,12 @@ class Aggregator(Middleware):
         self, federation: Federation, keys: Keyring, state: Path, log: Log, recorder: RunRecorder | None = None
     ) -> None:
         super().__init__(federation, keys, state, log, recorder)
-        only(federation.route, ShardsRoute, "aggregators")
+        self._partial = only(federation.route, ShardsRoute, "aggregators").settling.tolerant
         self._store = ShardStore(state / "shards")
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Array:
         """The round starts from the shard after the previous one; a later shard is rolled back."""
-        model, _ = await asyncio.to_thread(self._store.load, state.name, header.farewell or header.round - 1)
+        model, _ = await asyncio.to_thread(self._after, state.name, header.farewell or header.round - 1)
         length = 0 if header.farewell else self.coding.length(model.size)
         require(header.length == length, f"length: {header.length}, but this shard has {length}")
         return model
@@ -60,11 +61,14 @@ class Aggregator(Middleware):
     async def shard(self, request: pb.ShardRequest, context: Any) -> pb.ShardReply:
         """The digest of our shard after a round: the server puts it into the terms of the next one."""
         self._peer(context, "server")
-        model, _ = await asyncio.to_thread(self._store.load, request.run, request.round)
+        model, _ = await asyncio.to_thread(self._after, request.run, request.round)
         return pb.ShardReply(digest=digest(model))
 
     async def reopened(self, state: RunState, attempt: Attempt) -> None:
         """It may have been applied before this process was restarted: then only other aggregators need it again."""
+        if not attempt.round.spec.farewell:
+            _, kept = await asyncio.to_thread(self._after, state.name, attempt.round.spec.round - 1)
+            attempt.decoder.restore(kept[DECODER])
         spec, bits = attempt.round.spec, self.journal.released(attempt.terms.name)
         if bits is None or spec.farewell or (self._store.newest(spec.run) or 0) < spec.round:
             return
@@ -74,6 +78,12 @@ class Aggregator(Middleware):
         attempt.forget()
         attempt.notice()
         attempt.repeat()
+
+    def _after(self, run: str, round: int) -> tuple[Array, dict[str, Arrays]]:
+        """The shard after a round, and what is kept with it. With partial settlement it may be an older round's."""
+        if self._partial:
+            round = max((one for one in self._store.rounds(run) if one <= round), default=round)
+        return self._store.load(run, round)
 
     def _state(self, run: str, create: bool = False) -> RunState:
         """A run whose shard is on the disk is known, also after a restart."""
@@ -148,9 +158,9 @@ class Aggregator(Middleware):
                 await asyncio.to_thread(self._record, spec, clients, counts, [], Farewell(round=spec.farewell))
             else:
                 with self.metrics.phase("averaging"):
-                    shard, moments = await asyncio.to_thread(self._apply, spec, rows, model, clients, counts)
+                    shard, kept = await asyncio.to_thread(self._apply, attempt, rows, model, clients, counts)
                 with self.metrics.phase("releasing"):
-                    await asyncio.to_thread(self._store.save, spec.run, spec.round, shard, moments, spec.best)
+                    await asyncio.to_thread(self._store.save, spec.run, spec.round, shard, kept, spec.best)
         except BaseException as error:
             attempt.round.revoke(str(error))
             raise
@@ -162,14 +172,16 @@ class Aggregator(Middleware):
         self.log("released", **spec.where, count=len(clients), floor=attempt.round.least)
 
     def _apply(
-        self, spec: RoundSpec, rows: Rows, model: Array, clients: tuple[str, ...], counts: Arrays
-    ) -> tuple[Array, Arrays]:
+        self, attempt: Attempt, rows: Rows, model: Array, clients: tuple[str, ...], counts: Arrays
+    ) -> tuple[Array, Kept]:
+        spec, decoder = attempt.round.spec, attempt.decoder
+        records = rows.records(clients)
         matrix, tiers = rows.gather(clients)
         self._record(spec, clients, self.coding.stored(matrix) | counts, tiers)
         combiner = Combiner(self.federation)
-        combiner.restore(self._store.load(spec.run, spec.round - 1)[1])
-        shard = combiner.step(model, self.coding.decode(matrix, model.size), tiers)
-        return shard, combiner.state()
+        combiner.restore(self._after(spec.run, spec.round - 1)[1][MOMENT])
+        shard = combiner.step(model, decoder.decode(matrix, clients, spec.round), tiers, records)
+        return shard, {MOMENT: combiner.state(), DECODER: decoder.state()}
 
     def _record(
         self, spec: RoundSpec, clients: tuple[str, ...], arrays: Arrays, tiers: list[str], *events: Event

@@ -34,8 +34,8 @@ class Rule(Choice):
     coordinatewise: ClassVar[bool] = True  # so a shard can be combined by itself
     weighable: ClassVar[bool] = True
 
-    weights: Literal["equal", "epsilon", "precision"] = Field(
-        "equal", description="weight by epsilon or by inverse noise variance; `equal` without `privatise`"
+    weights: Literal["equal", "epsilon", "precision", "records"] = Field(
+        "equal", description="by epsilon or inverse noise variance with `privatise`, or by number of records without"
     )
     lr: float = Field(1.0, gt=0)
 
@@ -57,6 +57,11 @@ class Rule(Choice):
         given = f"combine.weights: {self.weights!r}"
         if not self.weighable:
             yield f"{given} is not supported by {self.kind}; use equal"
+        elif self.weights == "records":
+            if not federation.route.remembers:
+                yield f"{given} needs aggregators, and route is {federation.route.kind}; use shards or equal"
+            if federation.unit is not None:
+                yield f"{given} tells how many records a site has, which no budget covers; use epsilon"
         elif federation.unit is None:
             yield f"{given} needs budgets, and privatise.kind is none; use equal"
         elif self.weights == "precision" and not federation.privatise.after_training:
@@ -152,9 +157,10 @@ class Combiner:
         self._delta = federation.privatise.at_delta
         self._optimiser = self._rule.optimiser()
 
-    def step(self, model: Vector, rows: Matrix, tiers: Sequence[str] = ()) -> Vector:
-        """The next model; row i was sent under privacy label i."""
-        update = self._rule.aggregate(rows, self._shares(tiers), self._exact)
+    def step(self, model: Vector, rows: Matrix, tiers: Sequence[str] = (), records: Sequence[int] = ()) -> Vector:
+        """The next model; row i was sent under privacy label i, and trained on so many records."""
+        shares = [float(count) for count in records] if self._rule.weights == "records" else self._shares(tiers)
+        update = self._rule.aggregate(rows, shares, self._exact)
         if update.shape != model.shape:
             raise FederationError(f"combine: {self._rule.kind} gave shape {update.shape} for a model of {model.shape}")
         return self._optimiser.step(model, update)

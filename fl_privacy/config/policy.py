@@ -41,6 +41,7 @@ class Policy(BaseModel):
     code: tuple[str, ...] = Field((), description="SHA-256 of task code that may run here without being accepted")
     allow_plain: bool = Field(False, description="whether updates and counts may leave without noise")
     allow_plain_counts: bool = Field(False, description="whether counts of held-out records may leave without noise")
+    allow_record_counts: bool = Field(False, description="whether a site may tell how many records it trains on")
     min_cohort: int = Field(3, ge=1, description="fewest organisations that an update may be released with")
     approve_runs: bool = Field(False, description="whether each run needs `fl-privacy site approve`")
     audit: bool = Field(False, description="whether clean updates may be recorded, to score attacks")
@@ -96,6 +97,8 @@ class Policy(BaseModel):
             yield f"this federation has fewer than the {self.min_cohort} organisations that min_cohort demands"
         if federation.plain_counts and not (self.allow_plain or self.allow_plain_counts):
             yield "counts of held-out records must have noise here (allow_plain_counts is false); set evaluate.epsilon"
+        if federation.combine.weights == "records" and not self.allow_record_counts:
+            yield "the number of records stays here (allow_record_counts is false); set combine.weights to equal"
         if unit is not None and unit not in self.units:
             yield f"{federation.privatise.kind} protects a {unit}; allowed: {', '.join(self.units)}"
         if unit is not None and site.epsilon is not None and site.epsilon > self.epsilon_per_round:
@@ -126,6 +129,7 @@ def template(federation: Federation, site: str) -> str:
     own, counts = federation.site(site), federation.evaluate.epsilon or 0
     each = (own.epsilon or own.epsilon_total or 1) + counts
     total = own.epsilon_total or each * federation.rounds
+    counted = federation.combine.weights == "records"
     values = {
         "epsilon_per_round": (f"{each:g}", "largest budget for one round"),
         "epsilon": (f"{total:g}", "largest budget over all rounds of all runs"),
@@ -135,6 +139,7 @@ def template(federation: Federation, site: str) -> str:
         "units": (f"[{unit or 'site'}]", "what the noise must protect: site, or record (weaker)"),
         "allow_plain": (str(unit is None).lower(), "whether updates and counts may leave without noise"),
         "allow_plain_counts": (str(federation.plain_counts).lower(), "whether counts of held-out records may do so"),
+        "allow_record_counts": (str(counted).lower(), "whether aggregators may know how many records train"),
         "min_cohort": ("3", "fewest organisations that an update may be released with"),
         "audit": (str(federation.audit).lower(), "whether updates without noise may be recorded, to score attacks"),
         "approve_runs": ("false", "whether each run needs `fl-privacy site approve`"),

@@ -6,14 +6,16 @@ The middleware's count decides; the sites' receipts are diagnostics.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from fl_privacy.errors import RoundFailed
+from fl_privacy.round.settlement import Decision
 from fl_privacy.transcript.events import Event, Receipt
 from fl_privacy.vector import Vector
 from fl_privacy.wire import client, federation_pb2 as pb, rpc
@@ -21,6 +23,7 @@ from fl_privacy.wire import client, federation_pb2 as pb, rpc
 if TYPE_CHECKING:
     from fl_privacy.routes.base import Ask, ServerSeat
 
+Result = TypeVar("Result")
 CALL = 60.0
 RECEIPT_POLL = 1.0
 
@@ -28,8 +31,9 @@ RECEIPT_POLL = 1.0
 class Collector:
     """One round at a time at every middleware of the route."""
 
-    def __init__(self, seat: ServerSeat) -> None:
-        self._federation, self._sites = seat.federation, seat.sites
+    def __init__(self, seat: ServerSeat, tolerant: bool = False) -> None:
+        """Tolerant: a round goes on without a middleware that is gone."""
+        self._federation, self._sites, self._tolerant = seat.federation, seat.sites, tolerant
         self._stubs = [rpc.middleware(rpc.channel(address, seat.keys, whom)) for address, whom in seat.peers]
         self._pool = ThreadPoolExecutor(len(self._stubs))
 
@@ -49,14 +53,17 @@ class Collector:
         if model is not None:
             terms["parameters"] = model.size
         header = pb.RoundHeader(**terms, length=length, layers=layers)
-        self._patiently(lambda: client.open_round(self._stubs[index], header, model, CALL))
+        self._spared(partial(self._patiently, partial(client.open_round, self._stubs[index], header, model, CALL)))
 
-    def shards(self, run: str, round: int) -> list[bytes]:
-        """The digest of every aggregator's shard of the model after a round."""
-        request = pb.ShardRequest(run=run, round=round)
-        return [
-            bytes(self._patiently(lambda stub=stub: stub.shard(request, timeout=CALL)).digest) for stub in self._stubs
-        ]
+    def shards(self, run: str, round: int, known: Sequence[bytes] = ()) -> list[bytes]:
+        """The digest of every aggregator's shard of the model after a round; of one that is gone, the last known."""
+        request, found = pb.ShardRequest(run=run, round=round), list[bytes]()
+        for index, stub in enumerate(self._stubs):
+            reply = self._spared(partial(self._patiently, partial(stub.shard, request, timeout=CALL)))
+            if reply is None and index >= len(known):
+                raise RoundFailed(f"aggregator-{index} is not reachable, and its shard is not known yet")
+            found.append(known[index] if reply is None else bytes(reply.digest))
+        return found
 
     def collect(self, ask: Ask) -> tuple[list[client.Release], list[Event]]:
         """Invite the cohort and wait until the round is over at every middleware; releases, and the sites' receipts."""
@@ -66,35 +73,53 @@ class Collector:
         futures = [self._pool.submit(client.collect, call, self._federation.coding) for call in calls]
         receipts, absent = list[Event](), set[str]()
         try:
-            # If one of several aggregators is gone, do not wait for the others until the deadline.
-            while wait(futures, RECEIPT_POLL, FIRST_EXCEPTION).not_done:
+            # If one of several aggregators is gone, do not wait for the others, unless the round can do without it.
+            until = ALL_COMPLETED if self._tolerant else FIRST_EXCEPTION
+            while wait(futures, RECEIPT_POLL, until).not_done:
                 for future in futures:
                     if future.done():
-                        future.result()
+                        self._released(future)
                 for site, status, _ in self._sites.answers(ask):
                     receipts.append(Receipt(name=site, status=status, time=time.time()))
                     if status != "done":
                         absent.add(site)
                 if len(ask.cohort) - len(absent & set(ask.cohort)) < ask.terms.quorum:
                     raise RoundFailed(f"{len(absent)} of {len(ask.cohort)} sites do not take part; see their logs")
-            return [future.result() for future in futures], receipts
+            return [self._released(future) for future in futures], receipts
         finally:
             for call in calls:
                 call.cancel()
 
-    def settle(self, ask: Ask, commit: bool, members: bytes = b"", senders: bytes = b"") -> list[pb.SettleReply]:
-        """Let every middleware apply the round, or drop it."""
-        request = pb.SettleRequest(**ask.where, commit=commit, members=members, senders=senders)
-        return [stub.settle(request, timeout=CALL) for stub in self._stubs]
+    def settle(self, ask: Ask, decisions: Sequence[Decision]) -> list[pb.SettleReply | None]:
+        """Let every middleware apply the round as decided, or drop it; None from one that is gone or refuses."""
+        replies = []
+        for stub, (members, senders, problem) in zip(self._stubs, decisions, strict=True):
+            request = pb.SettleRequest(**ask.where, commit=not problem, members=members, senders=senders)
+            replies.append(self._spared(partial(stub.settle, request, timeout=CALL)))
+        return replies
 
     def confirm(self, ask: Ask) -> None:
         """What was released is on our disk. If a middleware does not hear of it, it forgets the round in time."""
         with suppress(grpc.RpcError):
-            self.settle(ask, commit=True)
+            self.settle(ask, [Decision()] * len(self._stubs))
 
     def finish(self, run: str) -> list[bytes]:
         replies = [stub.finish(pb.FinishRequest(run=run), timeout=CALL) for stub in self._stubs]
         return [bytes(head) for reply in replies for head in reply.heads]
+
+    def _released(self, future: Future[client.Release]) -> client.Release:
+        """What a middleware released; if it is gone and that is tolerated, that it failed."""
+        found = self._spared(future.result)
+        return client.Release("failed", "an aggregator is gone") if found is None else found
+
+    def _spared(self, call: Callable[[], Result]) -> Result | None:
+        """The result of a call to a middleware; None if it fails and the round can do without it."""
+        try:
+            return call()
+        except grpc.RpcError:
+            if not self._tolerant:
+                raise
+            return None
 
     def _patiently(self, call: Any) -> Any:
         return client.patiently(call, time.monotonic() + self._federation.deadline)

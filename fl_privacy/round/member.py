@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
@@ -27,31 +28,33 @@ from fl_privacy.wire import client, federation_pb2 as pb, rpc
 
 if TYPE_CHECKING:
     from fl_privacy.identity.keyring import Identity
-    from fl_privacy.routes.base import SiteSeat, Ticket
+    from fl_privacy.routes.base import Parts, SiteSeat, Ticket
 
+GRACE = 10.0  # seconds that a round which can do without a middleware waits for it
 POLL = 20.0  # seconds a fetch waits at the middleware before it asks again
 CALL = 60.0  # seconds a call may take beyond the waiting
 _AT = [field.name for field in fields(At)]
 LONGEST = 11 * 3600.0  # seconds that a ticket lasts: Flower drops a reply after 12 hours; the server invites again
 
 
-class Parts(Protocol):
-    """How an update is split over the middleware, and how a model is joined from its parts."""
+class Answer(NamedTuple):
+    """What a middleware says about the next round, with its part of the model; of one that is `gone`, the last part."""
 
-    def split(self, payload: Payload) -> list[Payload]: ...
-
-    def join(self, models: list[Vector]) -> Vector: ...
-
-    def digest(self, digests: list[bytes]) -> bytes: ...
+    header: pb.RoundHeader
+    model: Vector | None
+    gone: bool = False
 
 
 class Member:
     """One site of a run, from its ticket's first round to its last."""
 
-    def __init__(self, seat: SiteSeat, parts: Parts, layers: Sequence[int] = ()) -> None:
-        self._seat, self._federation, self._layout = seat, seat.federation, seat.layout
+    def __init__(self, seat: SiteSeat, parts: Parts, layers: Sequence[int] = (), tolerant: bool = False) -> None:
+        """Tolerant: a round goes on without a middleware that is gone, and with the part of the model it last sent."""
+        self._seat, self._federation, self._layout, self._tolerant = seat, seat.federation, seat.layout, tolerant
+        self._last: dict[int, Answer] = {}
         self._metrics, self._parts, self._layers, self._keys = seat.metrics, parts, tuple(layers), seat.keys
         self._headers: list[pb.RoundHeader] = []
+        self._first = pb.RoundHeader()  # of the open round, from a middleware that is there
         self._terms: Terms | None = None
         self._until = 0.0
 
@@ -59,13 +62,19 @@ class Member:
     def _stubs(self) -> list[rpc.Stub]:
         return [rpc.middleware(rpc.channel(address, self._keys, whom)) for address, whom in self._seat.peers]
 
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        """Uploads run side by side: each middleware is another machine."""
+        return ThreadPoolExecutor(len(self._stubs))
+
     def rounds(self, ticket: Ticket, model: Vector | None) -> Iterator[tuple[At, Vector]]:
         through_flower = "ticket: this federation's models do not travel through Flower"
         require(model is None, through_flower, "PERMISSION_DENIED")
         seen, end = pb.RoundHeader(round=ticket.first - 1), time.monotonic() + LONGEST
         while seen.round < ticket.last and (found := self._next(ticket.run, seen, end)) is not None:
             self._headers, model = found
-            seen = self._headers[0]
+            seen = next(header for header in self._headers if header.round)
+            self._first = seen
             if seen.round > ticket.last:
                 return
             require(seen.run == ticket.run, "run: the middleware answered for another run")
@@ -75,14 +84,23 @@ class Member:
     def admit(self, at: At, model: Vector) -> None:
         self._terms = self._checked(self._headers, model)
 
+    def held(self) -> list[bytes]:
+        return [header.held for header in self._headers]
+
     def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
         assert self._terms is not None
         self._seat.sent.keep(self._terms, self._journals)
         parts = [payload] * len(self._stubs) if at.farewell else self._parts.split(payload)
         shares = [None] * len(parts) if counts is None else self._shares(at, counts)
         with self._metrics.phase("uploading"):
-            for stub, part, share in zip(self._stubs, parts, shares, strict=True):
-                client.patiently(partial(self._submit, stub, part, sent(share)), self._until)
+            uploads = [
+                self._pool.submit(client.patiently, partial(self._submit, stub, part, sent(share)), self._until)
+                for stub, part, share, header in zip(self._stubs, parts, shares, self._headers, strict=True)
+                if header.round
+            ]
+            failed = [error for upload in uploads if (error := upload.exception()) is not None]
+        if failed and not (self._tolerant and len(failed) < len(uploads)):
+            raise failed[0]
 
     def abstain(self, at: At) -> None:
         """Tell every middleware; if one does not hear it, its round waits for this site until the deadline."""
@@ -92,10 +110,10 @@ class Member:
 
     def _submit(self, stub: rpc.Stub, part: Payload, counts: bytes) -> bool:
         left, config = max(1.0, self._until - time.monotonic()), self._federation
-        head = self._seat.head(self._headers[0].run) or b""
+        head = self._seat.head(self._first.run) or b""
         terms: dict[str, Any] = {"tier": self._seat.tier, "floor": self._seat.floor, "counts": counts, "head": head}
-        terms["ledger"] = self._seat.ledger.statement()
-        return client.submit(stub, self._headers[0], part, left, config.coding, **terms)
+        terms |= {"ledger": self._seat.ledger.statement(), "records": self._seat.records}
+        return client.submit(stub, self._first, part, left, config.coding, **terms)
 
     def _shares(self, at: At, counts: Counts) -> list[Counts]:
         """The counts, shared over the middleware; the same shares when the same counts of an attempt are sent again.
@@ -113,7 +131,7 @@ class Member:
 
     def _checked(self, headers: list[pb.RoundHeader], model: Vector) -> Terms:
         """The attempt's terms, if they are what this site and every middleware hold; otherwise nothing is sent."""
-        first, seat = headers[0], self._seat
+        first, seat = self._first, self._seat
         require(model.size == self._layout.size, "layout: the round's model is not that of this site's task")
         ours = first.farewell > 0 or self._layers in ((), tuple(first.layers))
         require(ours, "layers: not those of this site's model")
@@ -132,7 +150,12 @@ class Member:
         return terms
 
     def _signed(self, header: pb.RoundHeader, whom: Identity, attempt: str) -> frozenset[str]:
-        """The attempts that a middleware says are void; its signature under this attempt must hold."""
+        """The attempts that a middleware says are void; its signature under this attempt must hold.
+
+        One that is gone says nothing, and nothing is sent to it.
+        """
+        if not header.round:
+            return frozenset()
         key = statements.checker(header.key, self._keys.roster().key_of(whom.role, whom.name), whom.name)
         good = statements.holds(key, statements.OPENED, attempt, header.journal, header.signature)
         require(good, f"signature: {whom.name} did not sign this attempt", "PERMISSION_DENIED")
@@ -150,18 +173,28 @@ class Member:
         """
         while time.monotonic() < end:
             with self._metrics.phase("fetching"):
-                answers = [self._fetch(stub, run, seen) for stub in self._stubs]
-            self._metrics.moved("in", sum(model.nbytes for _, model in answers if model is not None))
-            if any(header.finished for header, _ in answers):
+                answers = [self._fetch(index, run, seen) for index in range(len(self._stubs))]
+            self._metrics.moved("in", sum(a.model.nbytes for a in answers if a.header.round and a.model is not None))
+            here = [answer.header for answer in answers if not answer.gone]
+            if any(header.finished for header in here):
                 return None
-            if all(header.round for header, _ in answers) and len({h.attempt for h, _ in answers}) == 1:
-                models = [model for _, model in answers if model is not None]
+            if here and all(header.round for header in here) and len({header.attempt for header in here}) == 1:
+                models = [answer.model for answer in answers if answer.model is not None]
                 require(len(models) == len(answers), "model: the middleware sent none", "DATA_LOSS")
-                return [header for header, _ in answers], self._parts.join(models)
+                return [answer.header for answer in answers], self._parts.join(models)
         return None
 
-    def _fetch(self, stub: rpc.Stub, run: str, seen: pb.RoundHeader) -> tuple[pb.RoundHeader, Vector | None]:
+    def _fetch(self, index: int, run: str, seen: pb.RoundHeader) -> Answer:
         request = pb.FetchRequest(run=run, after_round=seen.round, after_attempt=seen.attempt, wait=POLL)
         # A middleware that was restarted does not know the run until the server opens its next round.
-        until = time.monotonic() + self._federation.deadline
-        return client.patiently(lambda: client.fetch(stub, request, POLL + CALL), until, grpc.StatusCode.NOT_FOUND)
+        until = time.monotonic() + (GRACE if self._tolerant else self._federation.deadline)
+        call = partial(client.fetch, self._stubs[index], request, POLL + CALL)
+        try:
+            header, model = client.patiently(call, until, grpc.StatusCode.NOT_FOUND)
+        except grpc.RpcError:
+            if not self._tolerant or index not in self._last:
+                raise
+            return self._last[index]
+        if self._tolerant and model is not None:
+            self._last[index] = Answer(pb.RoundHeader(digest=header.digest), model, gone=True)
+        return Answer(header, model)

@@ -32,6 +32,7 @@ class Rows:
         self._free = list(range(cohort))[::-1]
         self._slot: dict[str, int] = {}
         self._tier: dict[str, str] = {}
+        self._records: dict[str, int] = {}
 
     def take(self, client: str) -> Payload:
         """The client's row: a new one, or the one that its superseded stream was filling."""
@@ -45,8 +46,12 @@ class Rows:
         if client in self._slot:
             self._free.append(self._slot.pop(client))
 
-    def label(self, client: str, tier: str) -> None:
-        self._tier[client] = tier
+    def label(self, client: str, tier: str, records: int = 0) -> None:
+        self._tier[client], self._records[client] = tier, records
+
+    def records(self, clients: Sequence[str]) -> list[int]:
+        """How many records each of these clients trained on, if they say so."""
+        return [self._records[client] for client in clients]
 
     def gather(self, clients: Sequence[str]) -> tuple[Payload, list[str]]:
         """The rows of these clients in this order, moved together in place, and their tiers. Take no row afterwards."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, reduce
-from operator import and_
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fl_privacy.coding import Payload
-from fl_privacy.errors import RoundFailed
+from fl_privacy.choices import Model
+from fl_privacy.coding import FLOAT32, Coding, Payload
+from fl_privacy.errors import ConfigError, RoundFailed
+from fl_privacy.round.settlement import SETTLEMENTS, Decision, Failures, Settlement
 from fl_privacy.round.terms import joined
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, Trust, by_parameter, tickets
 from fl_privacy.scores.shares import added
@@ -21,54 +22,38 @@ from fl_privacy.vector import Vector
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
-    from fl_privacy.wire.client import Release
 
 
-class Decision(NamedTuple):
-    """Whose updates and whose counts all aggregators apply, one bit per site; or why the round has failed."""
+class Injected(Model):
+    """Failures on purpose."""
 
-    members: bytes = b""
-    senders: bytes = b""
-    problem: str = ""
-
-
-class Settlement(Protocol):
-    """Which updates the aggregators apply."""
-
-    def decide(self, releases: Sequence[Release], quorum: int) -> Decision: ...
-
-
-class Intersection:
-    """A round counts with the updates that every aggregator has: a site that sends to some of them only is left out."""
-
-    def decide(self, releases: Sequence[Release], quorum: int) -> Decision:
-        failed = sorted({release.reason for release in releases if release.phase != "closed"})
-        if failed:
-            return Decision(problem=failed[0] or "an aggregator did not close the round")
-        members = _common(release.members for release in releases)
-        senders = _common([members, *(release.senders for release in releases)])
-        count = int.from_bytes(members, "little").bit_count()
-        few = "" if count >= quorum else f"all aggregators have {count} updates, {quorum} are needed"
-        return Decision(members, senders, few)
-
-
-def _common(bits: Iterable[bytes]) -> bytes:
-    """The sites that are in all of them."""
-    first, *others = bits
-    number = reduce(and_, (int.from_bytes(one, "little") for one in others), int.from_bytes(first, "little"))
-    return number.to_bytes(len(first), "little")
+    aggregators: float = Field(0.0, ge=0, lt=1, description="probability that an aggregator misses a round")
+    links: float = Field(0.0, ge=0, lt=1, description="probability that an update misses an aggregator")
 
 
 class ShardsRoute(Route):
     """Sites split updates into shards over several aggregators; the server receives none."""
 
     kind: Literal["shards"] = "shards"
-    aggregators: int = Field(3, ge=2, le=255)
+    aggregators: int = Field(3, ge=2, le=masks.MAX_AGGREGATORS)
+    shares: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (), description="relative size of each aggregator's shard; all the same if empty"
+    )
     n_min: int = Field(3, ge=2, description="smallest number of updates that may be averaged together")
+    settlement: Literal["all", "partial"] = Field(
+        "all", description="apply what all aggregators have, or to each shard what its aggregator has"
+    )
+    failures: Injected = Field(
+        Injected(), description="failures on purpose, to measure their cost; needs `audit: true`"
+    )
 
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect", "settle")
+    remembers: ClassVar[bool] = True
     carries_counts: ClassVar[bool] = True
-    settlement: ClassVar[Settlement] = Intersection()
+
+    @property
+    def settling(self) -> Settlement:
+        return SETTLEMENTS[self.settlement]
 
     @property
     def floor(self) -> int:
@@ -89,15 +74,17 @@ class ShardsRoute(Route):
     def problems(self, federation: Federation) -> Iterator[str]:
         yield from super().problems(federation)
         yield from by_parameter(federation, "splitting into shards")
+        if self.shares and len(self.shares) != self.aggregators:
+            yield f"route.shares: {len(self.shares)} given for {self.aggregators} aggregators; give one for each"
+        if self.failures != Injected() and not (federation.audit and self.settlement == "partial"):
+            yield "route.failures: lose updates on purpose; set `audit: true` and `settlement: partial`, or remove them"
         rule = federation.combine
         if not rule.coordinatewise:
             yield f"combine.kind: {rule.kind} needs whole updates, and an aggregator has only a shard; use fedavg"
-        if rule.weights != "equal":
-            yield f"combine.weights: {rule.weights!r} is not supported with shards; use equal"
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         a, n, d, coding = self.aggregators, federation.cohort, parameters, federation.coding
-        shard, ticket, c = -(-d // a), tickets(federation), federation.bytes_of_counts
+        shard, ticket, c = max(masks.sizes(d, a, self.shares)), tickets(federation), federation.bytes_of_counts
         return [
             # open, collect, settle; evaluate
             cost(coding, "server", 1, 3 * a + 1 + ticket * n, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
@@ -114,13 +101,22 @@ class ShardsRoute(Route):
             cost(coding, "site", n, 2 * a + ticket, models=(d, 0), updates=(0, d), counts=(0, a * c)),
         ]
 
+    def parts(self, federation: Federation, parameters: int) -> Cut:
+        return self._cut(federation, parameters, FLOAT32)
+
     def cut(self, federation: Federation, parameters: int) -> Cut:
-        return Cut(parameters, self.aggregators, federation.seed, federation.coding.per_parameter)
+        """How an update is split as it travels."""
+        return self._cut(federation, parameters, federation.coding)
+
+    def _cut(self, federation: Federation, parameters: int, coding: Coding) -> Cut:
+        if 0 in masks.sizes(parameters, self.aggregators, self.shares):
+            raise ConfigError(f"route.aggregators: a shard of {parameters} parameters would be empty; use fewer")
+        return Cut(parameters, self.aggregators, federation.seed, coding, self.shares)
 
     def site(self, seat: SiteSeat) -> SiteEnd:
         from fl_privacy.round.member import Member
 
-        return Member(seat, self.cut(seat.federation, seat.layout.size))
+        return Member(seat, self.cut(seat.federation, seat.layout.size), tolerant=self.settling.tolerant)
 
     def server(self, seat: ServerSeat) -> AtServer:
         return AtServer(self, seat)
@@ -132,32 +128,42 @@ class Cut:
     Sites, server and evaluator use it alike.
     """
 
-    def __init__(self, parameters: int, aggregators: int, seed: int, per_parameter: int = 1) -> None:
-        self.aggregators, self._parameters, self._seed, self._numbers = aggregators, parameters, seed, per_parameter
+    def __init__(
+        self,
+        parameters: int,
+        aggregators: int,
+        seed: int,
+        coding: Coding = FLOAT32,
+        shares: Sequence[float] = (),
+    ) -> None:
+        self.aggregators, self._parameters, self._seed, self._coding = aggregators, parameters, seed, coding
+        self._shares = shares
         # Kept and reused: new vectors would be faulted in page by page every round.
         self._parts: Payload | None = None
         self._whole: Vector | None = None
 
     @cached_property
     def owners(self) -> masks.Owners:
-        return masks.owners(self._parameters, self.aggregators, self._seed)
+        return masks.owners(self._parameters, self.aggregators, self._seed, self._shares)
 
     def sizes(self) -> list[int]:
         """Numbers in each shard of an update as it travels."""
-        return [self._numbers * int(size) for size in np.bincount(self.owners, minlength=self.aggregators)]
+        return [self._coding.length(size) for size in masks.sizes(self._parameters, self.aggregators, self._shares)]
 
     def split(self, payload: Payload) -> list[Payload]:
         """The shards of an update, or of a model."""
-        if payload.dtype != np.float32 or self._numbers != 1:
-            whose = np.repeat(self.owners, self._numbers)
+        if self._coding.by_part:
+            return np.split(payload, np.cumsum(self.sizes())[:-1])
+        if payload.dtype != np.float32 or self._coding.per_parameter != 1:
+            whose = np.repeat(self.owners, self._coding.per_parameter)
             return [np.ascontiguousarray(payload[whose == k]) for k in range(self.aggregators)]
         self._parts = np.empty_like(payload) if self._parts is None else self._parts
-        return list(masks.split(payload, self.owners, self.aggregators, out=self._parts))
+        return list(masks.split(payload, self.owners, self.aggregators, shares=self._shares, out=self._parts))
 
     def join(self, models: list[Vector]) -> Vector:
         """The model from its shards."""
         self._whole = np.empty(self._parameters, np.float32) if self._whole is None else self._whole
-        return masks.join(models, self.owners, out=self._whole)
+        return masks.join(models, self.owners, shares=self._shares, out=self._whole)
 
     def digest(self, digests: list[bytes]) -> bytes:
         """What stands for a model in the terms of an attempt, from the digests of its shards."""
@@ -170,13 +176,14 @@ class AtServer:
     def __init__(self, route: ShardsRoute, seat: ServerSeat) -> None:
         from fl_privacy.round.collector import Collector
 
-        self._settlement, self._cut = route.settlement, route.cut(seat.federation, seat.layout.size)
-        self._round = Collector(seat)
+        self._settling, self._cut = route.settling, route.cut(seat.federation, seat.layout.size)
+        self._failures = Failures(route.failures.aggregators, route.failures.links, seat.federation.seed)
+        self._round = Collector(seat, self._settling.tolerant)
         self._shards: list[bytes] = []
         self.finish = self._round.finish
 
     def digest(self, run: str, round: int, model: Vector | None) -> bytes:
-        self._shards = self._round.shards(run, round)
+        self._shards = self._round.shards(run, round, self._shards)
         return joined(self._shards)
 
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
@@ -185,15 +192,21 @@ class AtServer:
         for index, size in enumerate(self._cut.sizes()):
             self._round.open(index, ask, 0 if ask.farewell else size, shards=self._shards)
         releases, receipts = self._round.collect(ask)
-        members, senders, problem = self._settlement.decide(releases, ask.terms.quorum)
-        replies = self._round.settle(ask, not problem, members, senders)
-        if problem:
-            raise RoundFailed(problem)
-        outcome = Outcome(int.from_bytes(members, "little").bit_count(), receipts=receipts)
+        if not ask.farewell:
+            releases = self._failures.of(releases, ask.round)
+        decisions = self._settling.decide(releases, ask.terms.quorum)
+        if all(decision.problem for decision in decisions):
+            self._round.settle(ask, [Decision(problem=decision.problem) for decision in decisions])
+            raise RoundFailed(decisions[0].problem)
+        replies = self._round.settle(ask, decisions)
+        outcome = Outcome(max(decision.updates for decision in decisions if not decision.problem), receipts=receipts)
         # The sum is in none of the aggregators' sums, but in all of them together.
-        shares = [counts for reply in replies if (counts := counts_in(reply.counts)) is not None]
+        shares = [counts for reply in replies if reply and (counts := counts_in(reply.counts)) is not None]
         if len(shares) == len(replies):
-            outcome.counts, outcome.counted = added(shares, ask.counts), replies[0].counted
+            outcome.counts, outcome.counted = (
+                added(shares, ask.counts),
+                min(reply.counted for reply in replies if reply),
+            )
             outcome.seen = {"counts": np.stack(shares)}
         return outcome
 

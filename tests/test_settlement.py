@@ -1,0 +1,110 @@
+"""Settlement: what all aggregators have, or each its own; and what lost aggregators and links cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from fault_matrix import BY_SHARDS, arm
+from fl_privacy.config import Federation
+from fl_privacy.deploy.engines.engine import up
+from fl_privacy.errors import ConfigError
+from fl_privacy.round.settlement import Failures, Intersection, Partial
+from fl_privacy.wire.client import Release
+
+ONE = Release("closed", count=3, members=b"\x0e", senders=b"\x0a")
+OTHER = Release("closed", count=3, members=b"\x0b", senders=b"\x0f")
+GONE = Release("failed", "2 of 3 updates came")
+
+
+def test_aggregators_settle_on_what_all_of_them_have() -> None:
+    assert Intersection().decide([ONE, ONE], 3) == [(b"\x0e", b"\x0a", "")] * 2
+    assert Intersection().decide([ONE, OTHER], 2) == [(b"\x0a", b"\x0a", "")] * 2
+    few = "all aggregators have 2 updates, 3 are needed"
+    assert [decision.problem for decision in Intersection().decide([ONE, OTHER], 3)] == [few] * 2
+    assert [decision.problem for decision in Intersection().decide([ONE, GONE], 2)] == ["2 of 3 updates came"] * 2
+
+
+def test_with_partial_settlement_every_aggregator_applies_its_own() -> None:
+    first, second = Partial().decide([ONE, OTHER], 3)
+    assert (first.members, second.members) == (b"\x0e", b"\x0b")
+    assert first.senders == second.senders == b"\x0a"
+    whole, missing = Partial().decide([ONE, GONE], 3)
+    assert (whole.members, whole.senders, whole.problem) == (b"\x0e", b"\0", "")  # shares of counts are worth nothing
+    assert missing.problem == "2 of 3 updates came"
+    assert Partial().decide([ONE, ONE], 4)[0].problem == "the aggregator has 3 updates, 4 are needed"
+
+
+@given(st.floats(0, 0.99), st.floats(0, 0.99), st.integers(1, 10_000))
+def test_failures_only_take_away_and_repeat(aggregators: float, links: float, round: int) -> None:
+    failures = Failures(aggregators, links, seed=5)
+    left = failures.of([ONE, OTHER, GONE], round)
+    assert left == failures.of([ONE, OTHER, GONE], round)
+    for before, after in zip([ONE, OTHER, GONE], left, strict=True):
+        if after.phase == "closed":
+            assert before.phase == "closed"
+            assert not int.from_bytes(after.members, "little") & ~int.from_bytes(before.members, "little")
+            assert not int.from_bytes(after.senders, "little") & ~int.from_bytes(before.senders, "little")
+
+
+def test_failures_have_the_rates_that_they_state() -> None:
+    """5 standard deviations of a binomial."""
+    full, rounds = Release("closed", count=8, members=b"\xff", senders=b"\xff"), 2000
+    left = [Failures(0.3, 0.25, seed=1).of([full], round)[0] for round in range(rounds)]
+    missing = sum(release.phase == "failed" for release in left)
+    assert abs(missing - 0.3 * rounds) < 5 * np.sqrt(rounds * 0.3 * 0.7)
+    links = 8 * (rounds - missing)
+    lost = links - sum(int.from_bytes(r.members, "little").bit_count() for r in left if r.phase == "closed")
+    assert abs(lost - 0.25 * links) < 5 * np.sqrt(links * 0.25 * 0.75)
+    assert Failures(0, 0, seed=1).of([full], 1) == [replace(full)]
+
+
+@pytest.mark.parametrize(
+    "route", ["{kind: shards, failures: {links: 0.5}}", "{kind: shards, failures: {links: 0.5}, settlement: partial}"]
+)
+def test_failures_on_purpose_need_an_audit_and_partial_settlement(route: str) -> None:
+    with pytest.raises(ConfigError, match=r"route\.failures"):
+        Federation.parse(f"name: a\nsites: 5\nroute: {route}")
+
+
+FAILING = """
+name: failing
+seed: 3
+sites: 5
+rounds: {rounds}
+quorum: 3
+deadline: {deadline}
+reproducible: true
+audit: true
+task: {{dataset: digits, model: mlp, train: {{epochs: 5, batch_size: 16, lr: 0.1, momentum: 0.9}}}}
+route: {{kind: shards, aggregators: 4, n_min: 2, settlement: partial{failures}}}
+compress: {{kind: dsc, p: 0.3}}
+"""
+
+
+@pytest.mark.e2e
+def test_a_federation_learns_although_aggregators_and_links_fail(tmp_path: Path) -> None:
+    config = FAILING.format(rounds=10, deadline=60, failures=", failures: {aggregators: 0.4, links: 0.1}")
+    result = up(Federation.parse(config), "simulation", tmp_path)
+    assert (result.status, result.rounds) == ("completed", 10)
+    assert result.accuracy is not None
+    assert result.accuracy > 0.85
+
+
+@pytest.mark.e2e
+def test_a_run_goes_on_without_an_aggregator_that_is_killed_in_the_middle_of_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No attempt is repeated: the shard keeps its value for that round."""
+    done = arm([BY_SHARDS["aggregator"][1]], tmp_path, monkeypatch)
+    config = Federation.parse(FAILING.format(rounds=6, deadline=30, failures=""))
+    result = up(config, "local", tmp_path / "runs")
+    assert [file.name for file in done.glob("*.done")] == ["0.done"]
+    assert (result.status, result.rounds) == ("completed", 6), result.reason
+    events = [json.loads(line) for line in (Path(result.path) / "logs" / "server.log").read_text().splitlines()]
+    assert not [event for event in events if event["event"] == "attempt-failed"]
