@@ -90,6 +90,6 @@ def test_canaries_need_an_audit_and_change_the_digest() -> None:
     with pytest.raises(ConfigError, match=r"canaries: .* 25% of their records, which needs audit: true"):
         Federation.parse("sites: 3\ncanaries: {}\n")
     for fraction in (0, 1.5):
-        with pytest.raises(ConfigError, match="canaries.fraction"):
+        with pytest.raises(ConfigError, match=r"canaries\.fraction"):
             Federation.parse(f"sites: 3\naudit: true\ncanaries: {{fraction: {fraction}}}\n")
     assert Federation.parse(CONFIG).digest != Federation.parse("sites: 3\naudit: true\n").digest
