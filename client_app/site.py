@@ -30,6 +30,7 @@ from fl_privacy.vector import Vector
 from fl_privacy.wire.client import explain
 
 from .accounting import Account, floor_of
+from .canaries import Canaries
 from .evaluation import Evaluation
 from .outbox import Outbox, Parcel
 from .pipeline import Pipeline
@@ -56,8 +57,8 @@ class Site:
         self.log, self.metrics, self.policy = log or Log(name), metrics, policy
         find_device(self.config.device)
         self._work, self._shared = workload or Workload(federation, self.config.data or data_dir), workload is not None
-        self._data = self._work.site_data(name)
-        seat = Seat(federation, name, self._work, len(self._data), state)
+        self._data = Canaries(federation, name, self._work.site_data(name), state)
+        seat = Seat(federation, name, self._work, self._data.expected, state)
         self._steps, self._evaluation = Pipeline(seat), Evaluation(seat)
         self._account = Account(federation, name, state, self._steps.guard.charge, self._evaluation.charge, keys)
         self._outbox = Outbox(state if self.private else None)
@@ -80,7 +81,7 @@ class Site:
             records=len(self._data) if federation.combine.weights == "records" else 0,
         )
         self._route, self._usual = federation.route.site(place), 0.0
-        self.log("ready", records=len(self._data), parameters=self._work.layout.size)
+        self.log("ready", records=self._data.expected, parameters=self._work.layout.size)
 
     @property
     def parameters(self) -> int:
@@ -192,7 +193,7 @@ class Site:
             if self._shared and late:
                 raise FederationError(f"it would take {expected:.0f} s for all sites; set evaluate.alone to false")
             with self.metrics.phase("comparing"):
-                self._evaluation.compare(at.run, self._data, rounds)
+                self._evaluation.compare(at.run, self._data.records(at.run), rounds)
         except FederationError as error:
             self.log("not-compared", run=at.run, policy=self.policy, reason=str(error))
 
@@ -204,7 +205,7 @@ class Site:
         trained = time.monotonic()
         if self._truth is not None:
             honest = update if clean is None else self._train(start, at, clean)
-            self._truth.record(**filed(at), arrays={"update": honest, **recorded})
+            self._truth.record(**filed(at), arrays={"update": honest, **recorded, **self._data.truth(at.run)})
         if self.config.behaviour is not None:
             update = self.config.behaviour.act(update, at)
         privatised = time.monotonic()
@@ -214,7 +215,8 @@ class Site:
         return payload
 
     def _train(self, model: Vector, at: At, private: Fit | None) -> Vector:
-        update = self._work.update(model, self._data, self.config.name, at.round, self.config.device, private)
+        data, name, device = self._data.records(at.run), self.config.name, self.config.device
+        update = self._work.update(model, data, name, at.round, device, private)
         if not np.isfinite(update).all():
             raise FederationError("training: the update is not finite; lower task.train.lr")
         return update

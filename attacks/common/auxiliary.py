@@ -7,17 +7,32 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from attacks.common.attack import Unsuitable
 from fl_privacy import vector
 from fl_privacy.config import Federation, Ldp
 from fl_privacy.dp import ldp
 from fl_privacy.tasks.attacker import Auxiliary, facts_of
+from fl_privacy.tasks.canaries import chosen
+from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.train import fit
-from fl_privacy.tasks.workload import model_of, recipe_of
+from fl_privacy.tasks.workload import Workload, model_of, recipe_of
 
 
 def gather(federation: Federation, data_dir: Path | None) -> Auxiliary:
     """What the attacker has for this federation's task."""
     return facts_of(federation).auxiliary(federation, data_dir, federation.seed)
+
+
+def canaries(federation: Federation, data_dir: Path | None) -> dict[str, Dataset]:
+    """The canaries of every site, without what the coins said."""
+    asked, work = federation.canaries, Workload(federation, data_dir)
+    if asked is None:
+        raise Unsuitable("canaries: this run has none to guess at; record one with `canaries: {}` and `audit: true`")
+    found = {}
+    for name in federation.site_names:
+        data = work.site_data(name)
+        found[name] = data.take(chosen(len(data), asked.fraction, federation.seed, name))
+    return found
 
 
 class Trainer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,9 +15,11 @@ from fl_privacy.errors import FederationError
 
 if TYPE_CHECKING:
     from attacks.common.auxiliary import Trainer
+    from attacks.common.fetched import Models
     from fl_privacy.tasks.attacker import Auxiliary
+    from fl_privacy.tasks.data import Dataset
 
-Need = Literal["auxiliary"]
+Need = Literal["auxiliary", "canaries", "models"]
 Progress = Callable[[str], None]
 Vector = NDArray[np.float32]
 Matrix = NDArray[np.float32]
@@ -31,9 +33,15 @@ class Knowledge:
     """The federation's config, which is public, and what the attack declared. It does not say where the data lie."""
 
     def __init__(
-        self, federation: Federation, gather: Callable[[], Auxiliary] | None = None, progress: Progress = silent
+        self,
+        federation: Federation,
+        gather: Callable[[], Auxiliary] | None = None,
+        progress: Progress = silent,
+        candidates: Callable[[], Mapping[str, Dataset]] | None = None,
+        models: Models | None = None,
     ) -> None:
         self.federation, self.progress, self._gather = federation, progress, gather
+        self._candidates, self._models = candidates, models
         self._made: dict[int, Matrix] = {}
 
     @cached_property
@@ -42,6 +50,20 @@ class Knowledge:
         if self._gather is None:
             raise FederationError("needs: this attack declares no auxiliary data; add 'auxiliary' to its needs")
         return self._gather()
+
+    @cached_property
+    def canaries(self) -> Mapping[str, Dataset]:
+        """The canaries of every site, whether or not they took part: the attacker is to say which did."""
+        if self._candidates is None:
+            raise FederationError("needs: this attack declares no canaries; add 'canaries' to its needs")
+        return self._candidates()
+
+    @property
+    def models(self) -> Models:
+        """The global model before and after every round, which all sites fetch."""
+        if self._models is None:
+            raise FederationError("needs: this attack declares no models; add 'models' to its needs")
+        return self._models
 
     def updates(self, model: Vector, round: int) -> Matrix:
         """The clean update of every auxiliary site from the model of this round; trained once for all seeds."""
@@ -57,7 +79,11 @@ class Knowledge:
 
 
 def knowledge_of(
-    federation: Federation, data_dir: Path | None, needs: Collection[Need], progress: Progress = silent
+    federation: Federation,
+    data_dir: Path | None,
+    needs: Collection[Need],
+    progress: Progress = silent,
+    models: Models | None = None,
 ) -> Knowledge:
     """The knowledge of an attacker with these needs."""
 
@@ -66,4 +92,15 @@ def knowledge_of(
 
         return gather(federation, data_dir)
 
-    return Knowledge(federation, gathered if "auxiliary" in needs else None, progress)
+    def candidates() -> Mapping[str, Dataset]:
+        from attacks.common.auxiliary import canaries  # takes torch
+
+        return canaries(federation, data_dir)
+
+    return Knowledge(
+        federation,
+        gathered if "auxiliary" in needs else None,
+        progress,
+        candidates if "canaries" in needs else None,
+        models if "models" in needs else None,
+    )

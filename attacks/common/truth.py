@@ -13,10 +13,15 @@ from scipy.optimize import linear_sum_assignment
 
 from attacks.common.observed import as_received
 from fl_privacy.config.changes import config_of
+from fl_privacy.config.evaluate import charge_of
+from fl_privacy.dp.ledger import compose
 from fl_privacy.errors import TranscriptError
 from fl_privacy.shuffle.job import Job, mix, top_up
+from fl_privacy.steps.base import Seat
 from fl_privacy.tasks import accepted
 from fl_privacy.tasks.attacker import Facts, facts_of
+from fl_privacy.tasks.canaries import expected
+from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript.events import Event, Mixing, Row
 from fl_privacy.transcript.read import Run, View
 
@@ -79,11 +84,45 @@ class Truth:
         """The update of every site that took part, before noise."""
         return self._clean(round, self._witness(round))
 
+    @property
+    def sites(self) -> list[str]:
+        """Those that took part in some round."""
+        return self._run.sites
+
+    def included(self, site: str) -> NDArray[np.bool_]:
+        """Which of the site's canaries took part, in the order in which an attacker gets them."""
+        truth = self._run.truth(site)
+        for number in truth.rounds:
+            arrays = truth.round(number).arrays
+            if "included" in arrays:
+                return arrays["included"].astype(bool)
+        raise TranscriptError(f"{truth.folder}: does not say which canaries took part; record the run again")
+
+    def spent(self, site: str) -> float | None:
+        """Epsilon of this run as the site's ledger composes it, at the delta of its budget; None without noise."""
+        federation, truth, delta = self.federation, self._run.truth(site), self.federation.privatise.at_delta
+        if federation.unit is None or delta is None:
+            return None
+        canaries = 0 if federation.canaries is None else len(self.included(site))
+        records = expected(len(self._work.site_data(site)), canaries)
+        update = federation.privatise.start(Seat(federation, site, self._work, records, None)).charge
+        costs = {"update": update, "counts": charge_of(federation)}  # by the name under which it is recorded
+        rounds = [*truth.rounds, *truth.farewells]
+        named = {(number, attempt) for number in rounds for attempt in truth.attempts(number)}
+        kept = [truth.round(*which).arrays for which in named]
+        return compose(
+            [charge for arrays in kept for name, charge in costs.items() if charge and name in arrays], delta
+        )
+
     def round(self, round: int) -> RoundTruth:
         """Where every value that the server received in a round came from."""
         if round not in self._rounds:
             self._rounds[round] = self._traced(round)
         return self._rounds[round]
+
+    @cached_property
+    def _work(self) -> Workload:
+        return Workload(self.federation, self._data_dir)
 
     @property
     def _facts(self) -> Facts:

@@ -74,6 +74,12 @@ class Site(Model):
         return "" if self.budget is None else f"{self.budget:g}"
 
 
+class Canaries(Model):
+    """Training records that each take part by a fair coin: attacks are asked which of them did."""
+
+    fraction: float = Field(0.5, gt=0, le=1, description="of a site's training records")
+
+
 class Hosts(Model):
     """The addresses of the listening roles, as host:port. Sites accept no connections."""
 
@@ -115,6 +121,9 @@ class Federation(Model):
     seed: int = Field(0, ge=0, lt=2**63, description="partition, initial model, cohorts, local training, shard masks")
     reproducible: bool = Field(False, description="seed keys and noise: the run is repeatable and NOT private")
     audit: bool = Field(False, description="middleware and sites also record their own views, to score attacks")
+    canaries: Canaries | None = Field(
+        None, description="training records that take part by a coin, to measure membership inference; only with audit"
+    )
     privatise: Annotated[Privatise, Chosen(STEPS, "privatise.")] = Off()
     permute: Annotated[Step, Chosen(STEPS, "permute.")] = Off()
     compress: Annotated[Step, Chosen(STEPS, "compress.")] = Off()

@@ -1,9 +1,10 @@
-"""Figures as SVG files. Matplotlib is imported when the first one is drawn."""
+"""Figures as SVG files, and as PNG for a run's folder. Matplotlib is imported when the first one is drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,20 @@ def curves(path: Path, title: str, x_label: str, y_label: str, found: Sequence[C
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     _save(figure, axes, path)
+
+
+def roc(title: str, found: Sequence[Curve], least: float) -> bytes:
+    """Operating curves of guessers as a PNG: true over false positives, logarithmic from `least`; dashed: chance."""
+    figure, axes = _canvas(title, width=6)
+    for i, curve in enumerate(found):
+        axes.plot(curve.x, curve.y, drawstyle="steps-post", color=COLOURS[i % len(COLOURS)], label=curve.title)
+    axes.plot([least, 1], [least, 1], color="black", linestyle="--", linewidth=1, label="chance")
+    axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05))
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=150, metadata={"Software": None})
+    return drawn.getvalue()
 
 
 def side_by_side(title: str, x_label: str, found: Sequence[Curve]) -> Figure:

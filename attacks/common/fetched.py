@@ -1,0 +1,37 @@
+"""The global models of a run: every site fetches them, so they are no secret of the parties that combine updates."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.errors import TranscriptError
+from fl_privacy.transcript.read import Run
+
+Vector = NDArray[np.float32]
+
+
+class Models:
+    """The model before and after each round, from the record of whoever had it whole: the server, or the evaluator."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def before(self, round: int) -> Vector:
+        """What the sites trained from in a round."""
+        found = self._recorded("server", round)
+        found = self._recorded("evaluator", round - 1) if found is None else found
+        if found is None:
+            raise TranscriptError(f"{self._run.path}: nobody recorded the model before round {round}; record it again")
+        return found
+
+    def after(self, round: int) -> Vector | None:
+        """What the round made of it; None if nobody recorded it."""
+        found = self._recorded("evaluator", round)
+        return self._recorded("server", round + 1) if found is None else found
+
+    def _recorded(self, observer: str, round: int) -> Vector | None:
+        if observer not in self._run.observers:
+            return None
+        view = self._run.view(observer)
+        return view.round(round).arrays.get("model") if round in view.rounds else None
