@@ -78,7 +78,7 @@ class Site:
             metrics=metrics,
             head=self._truth.head if self._truth else no_head,
             ledger=self._account,
-            records=len(self._data) if federation.combine.weights == "records" else 0,
+            records=self._data.expected if federation.combine.weights == "records" else 0,
         )
         self._route, self._usual = federation.route.site(place), 0.0
         self.log("ready", records=self._data.expected, parameters=self._work.layout.size)

@@ -60,7 +60,7 @@ class Observer:
         if view.observer.startswith("aggregator-"):
             owners = only(federation.route, ShardsRoute, "aggregators").cut(federation, parameters).owners
             self._where = np.flatnonzero(owners == int(view.observer.rpartition("-")[2]))
-        self._parameters = parameters if self._where is None else len(self._where)
+        self._decoder = federation.coding.decoder(parameters if self._where is None else len(self._where))
 
     def parts(self, round: int) -> dict[str, Part]:
         """By site: its own row, if the party knows whose it is, else the mean of the rows that it may be in."""
@@ -85,8 +85,8 @@ class Observer:
         return dict.fromkeys(self._federation.site_names, mean)
 
     def _decoded(self, rows: NDArray[np.generic], named: Mapping[str, int], round: int) -> Vector:
-        """Received rows as updates. A party that tracks a compressor's state by site and round does so here."""
-        return self._federation.coding.decode(rows, self._parameters)
+        """Received rows as updates; the party tracks what decoding needs of earlier rounds, as DSC's references."""
+        return self._decoder.decode(rows, sorted(named, key=lambda name: named[name]), round)
 
     def _mixed(self, rows: Vector, tiers: list[str], invited: list[str]) -> dict[str, Part]:
         """No shuffle changes the mean of the rows that it mixed: those of one label."""
