@@ -21,6 +21,7 @@ from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.provision import Choices, provision
 from fl_privacy.deploy.kits.serve import prepare
 from fl_privacy.deploy.processes import Fleet
+from fl_privacy.errors import ConfigError
 from fl_privacy.identity import accepted
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import Authority
@@ -74,9 +75,9 @@ class Kit:
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Iterator[Kit]:
-    """As on a real machine: no trial, in which one person runs all sites."""
+    """As it arrives on a machine: without a policy, which is the site's own."""
     folder = signed_site(tmp_path, Authority.open(tmp_path / "ca"))
-    change(folder, trial=False)
+    (folder / "policy.yaml").unlink()
     made = Kit(folder, Fleet(tmp_path / "logs", tmp_path / "pids"))
     yield made
     made.fleet.stop()
@@ -90,8 +91,23 @@ def send_new_kit(kit: Kit, folder: Path, **changes: Any) -> None:
         shutil.copy(folder / "again" / "site-0" / name, kit.folder / name)
 
 
-def test_a_worker_without_a_policy_does_not_start(kit: Kit) -> None:
-    assert "site site-0 has none, and nothing leaves a site without it" in kit.refusal()
+def test_a_worker_without_a_policy_does_not_start(kit: Kit, tmp_path: Path) -> None:
+    """Nor if a new kit.yaml and federation.yaml come from where one person makes all keys and names all policies."""
+    refusal = "site site-0 has none, and nothing leaves a site without it"
+    assert refusal in kit.refusal()
+    (tmp_path / "new.yaml").write_text(POLICY)
+    sites = [{"name": f"site-{number}", "policy": str(tmp_path / "new.yaml")} for number in range(3)]
+    send_new_kit(kit, tmp_path, sites=sites)
+    assert refusal in kit.refusal()
+
+
+@pytest.mark.parametrize("change_of", [{"trial": True}, {"policy": "../new.yaml"}], ids=str)
+def test_a_kit_file_cannot_talk_a_site_out_of_its_policy(kit: Kit, change_of: dict[str, Any]) -> None:
+    (kit.folder.parent / "new.yaml").write_text(POLICY)
+    change(kit.folder, **change_of)
+    with pytest.raises(ConfigError, match=f"{next(iter(change_of))}: not decided by a kit"):
+        kit.start()
+    assert not kit.fleet.children
 
 
 def test_a_new_kit_file_neither_replaces_nor_drops_the_policy(kit: Kit, tmp_path: Path) -> None:
@@ -103,7 +119,7 @@ def test_a_new_kit_file_neither_replaces_nor_drops_the_policy(kit: Kit, tmp_path
     assert {key: after[key] for key in ("sha256", "file", "epsilon")} == {
         key: before[key] for key in ("sha256", "file", "epsilon")
     }
-    (kit.folder / "policy.yaml").unlink()  # the new kit.yaml says that this is a trial, too
+    (kit.folder / "policy.yaml").unlink()
     assert "nothing leaves a site without it" in kit.refusal()
 
 
