@@ -13,7 +13,7 @@ from fl_privacy import models
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation, approvals
 from fl_privacy.config.policy import Policy
-from fl_privacy.errors import FederationError, ProtocolError, require
+from fl_privacy.errors import FederationError, ProtocolError, reason_of, require
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, OFF, Metrics
@@ -31,6 +31,7 @@ from fl_privacy.wire.client import explain
 
 from .accounting import Account, floor_of
 from .evaluation import Evaluation
+from .moment import Moment
 from .outbox import Outbox, Parcel
 from .pipeline import Pipeline
 
@@ -78,7 +79,7 @@ class Site:
             head=self._truth.head if self._truth else no_head,
             ledger=self._account,
         )
-        self._route, self._usual = federation.route.site(place), 0.0
+        self._route, self._moment = federation.route.site(place), Moment(state, federation.deadline)
         self.log("ready", records=len(self._data), parameters=self._work.layout.size)
 
     @property
@@ -92,24 +93,30 @@ class Site:
     def take_part(self, ticket: Ticket, model: Vector | None = None) -> tuple[int, Payload | None]:
         """Take part in every round of the ticket; returns how many were done, and the reply through Flower."""
         check(ticket, self.federation)
-        if self.config.policy and self._state is not None and Policy.load(self.config.policy).approve_runs:
-            approvals.check(ticket.run, self.federation, self._state)
         self.log("ticket", run=ticket.run, first=ticket.first, last=ticket.last, policy=self.policy)
         done = 0
         for at, start in self._route.rounds(ticket, model):
             began = time.monotonic()
             try:
+                self._approved(at)
                 self._route.admit(at, start)
                 self._round(at, start)
             except ProtocolError as error:
                 self._abstain(at, began, error.code, str(error))
-            except FederationError as error:
-                self._abstain(at, began, LOCAL, str(error))
             except grpc.RpcError as error:
                 self._abstain(at, began, error.code().name, explain(error))
+            except Exception as error:  # of any code that trains here: the worker survives it, and the round ends early
+                self._abstain(at, began, LOCAL, reason_of(error))
             else:
-                done, self._usual = done + 1, time.monotonic() - began
+                done += 1
+                if not at.farewell:
+                    self._moment.learn(time.monotonic() - began)
         return done, self._route.reply()
+
+    def _approved(self, at: At) -> None:
+        """Refuse a run that needs the operator's approval and does not have it."""
+        if self.config.policy and self._state is not None and Policy.load(self.config.policy).approve_runs:
+            approvals.check(at.run, self.federation, self._state)
 
     def _round(self, at: At, start: Vector) -> None:
         """Make what the site sends for an attempt, and send it."""
@@ -131,7 +138,7 @@ class Site:
         self.metrics.ended("not-sent")
         self.metrics.reject(code, reason)
         self.log("not-sent", **at.where, policy=self.policy, reason=reason)
-        time.sleep(max(0.0, began + min(self._usual, self.federation.deadline / 2) - time.monotonic()))
+        self._moment.wait(began)
         self._route.abstain(at)
 
     def parcel(self, at: At, model: Vector) -> Parcel:
@@ -174,8 +181,8 @@ class Site:
             self._account.check_evaluation(at)
             with self.metrics.phase("evaluating"):
                 return self._evaluation.counts(at, model)
-        except FederationError as error:
-            self.log("not-evaluated", **at.where, policy=self.policy, reason=str(error))
+        except Exception as error:
+            self.log("not-evaluated", **at.where, policy=self.policy, reason=reason_of(error))
             return None
 
     def _compare(self, at: At, late: bool) -> None:
@@ -192,8 +199,8 @@ class Site:
                 raise FederationError(f"it would take {expected:.0f} s for all sites; set evaluate.alone to false")
             with self.metrics.phase("comparing"):
                 self._evaluation.compare(at.run, self._data, rounds)
-        except FederationError as error:
-            self.log("not-compared", run=at.run, policy=self.policy, reason=str(error))
+        except Exception as error:
+            self.log("not-compared", run=at.run, policy=self.policy, reason=reason_of(error))
 
     def _update(self, at: At, start: Vector, recorded: dict[str, Any]) -> Payload:
         """Train, and run the update through the steps; `recorded` is what the truth has besides the update."""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from fl_privacy.config import Federation
 from fl_privacy.config.policy import policy_file, requires_confinement
 from fl_privacy.deploy import confine
-from fl_privacy.errors import FederationError, ProtocolError, require
+from fl_privacy.errors import FederationError, ProtocolError, reason_of, require
 from fl_privacy.identity.keyring import Keyring, accepted_roster
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, operations, serve as serve_metrics
@@ -104,13 +104,13 @@ def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> Reply:
     except ProtocolError as error:
         site.metrics.reject(error.code, str(error))
         site.log("refused", **asked, code=error.code, reason=str(error))
-    except FederationError as error:
-        site.metrics.reject(LOCAL, str(error))
-        site.log("failed", **asked, reason=str(error))
     except grpc.RpcError as error:
         site.metrics.ended("failed")
         site.metrics.reject(error.code().name, str(error.details()))
         site.log("failed", **asked, code=error.code().name, reason=explain(error))
+    except Exception as error:  # the worker has other tickets to answer
+        site.metrics.reject(LOCAL, reason_of(error))
+        site.log("failed", **asked, reason=reason_of(error))
     return {"status": ABSTAIN}, b""
 
 
