@@ -11,8 +11,7 @@ import numpy as np
 
 from fl_privacy import models
 from fl_privacy.coding import Payload
-from fl_privacy.config import Federation, approvals
-from fl_privacy.config.policy import Policy
+from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, ProtocolError, reason_of, require
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
@@ -29,10 +28,11 @@ from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
 from fl_privacy.wire.client import explain
 
-from .accounting import Account, floor_of
+from .accounting import Account
 from .evaluation import Evaluation
 from .moment import Moment
 from .outbox import Outbox, Parcel
+from .own_policy import OwnPolicy
 from .pipeline import Pipeline
 
 
@@ -51,16 +51,18 @@ class Site:
         workload: Workload | None = None,
         log: Log | None = None,
         metrics: Metrics = OFF,
-        policy: str | None = None,
+        policy: OwnPolicy | None = None,
     ) -> None:
         self.federation, self.config = federation, federation.site(name)
-        self.log, self.metrics, self.policy = log or Log(name), metrics, policy
+        self.log, self.metrics = log or Log(name), metrics
+        self._policy = policy or OwnPolicy(federation, name, state, self.log)
         find_device(self.config.device)
         self._work, self._shared = workload or Workload(federation, self.config.data or data_dir), workload is not None
         self._data = self._work.site_data(name)
         seat = Seat(federation, name, self._work, len(self._data), state)
         self._steps, self._evaluation = Pipeline(seat), Evaluation(seat)
-        self._account = Account(federation, name, state, self._steps.guard.charge, self._evaluation.charge, keys)
+        charges = self._steps.guard.charge, self._evaluation.charge
+        self._account = Account(federation, name, state, *charges, keys, self._policy.limits)
         self._outbox = Outbox(state if self.private else None)
         # Opened for every record: in simulation a site moves from one process to another.
         self._state = state
@@ -73,7 +75,7 @@ class Site:
             middleware=middleware,
             site=name,
             tier=tier,
-            floor=floor_of(federation, name),
+            floor=self._policy.floor,
             sent=Sent(state),
             metrics=metrics,
             head=self._truth.head if self._truth else no_head,
@@ -87,6 +89,11 @@ class Site:
         return self._work.layout.size
 
     @property
+    def policy(self) -> str | None:
+        """The digest of the policy in force."""
+        return self._policy.sha256
+
+    @property
     def private(self) -> bool:
         return self._steps.guard.charge is not None
 
@@ -98,7 +105,7 @@ class Site:
         for at, start in self._route.rounds(ticket, model):
             began = time.monotonic()
             try:
-                self._approved(at)
+                self._policy.check(at, self._account.adopt)
                 self._route.admit(at, start)
                 self._round(at, start)
             except ProtocolError as error:
@@ -112,11 +119,6 @@ class Site:
                 if not at.farewell:
                     self._moment.learn(time.monotonic() - began)
         return done, self._route.reply()
-
-    def _approved(self, at: At) -> None:
-        """Refuse a run that needs the operator's approval and does not have it."""
-        if self.config.policy and self._state is not None and Policy.load(self.config.policy).approve_runs:
-            approvals.check(at.run, self.federation, self._state)
 
     def _round(self, at: At, start: Vector) -> None:
         """Make what the site sends for an attempt, and send it."""

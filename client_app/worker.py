@@ -15,8 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fl_privacy.config import Federation
-from fl_privacy.config.policy import policy_file, requires_confinement
-from fl_privacy.deploy import confine
+from fl_privacy.config.policy import policy_file
 from fl_privacy.errors import FederationError, ProtocolError, reason_of, require
 from fl_privacy.identity.keyring import Keyring, accepted_roster
 from fl_privacy.ops.log import Log
@@ -27,7 +26,7 @@ from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.client import explain
 from fl_privacy.wire.stream import data_bytes
 
-from .accounting import policy_of
+from .own_policy import OwnPolicy
 from .site import Site
 from .tickets import ABSTAIN, Desk, Reply
 
@@ -42,15 +41,13 @@ def main() -> int:
         metrics, address = serve_metrics("site", options.site, options.metrics, log)
         federation = Federation.load(options.config)
         policy_file(federation, options.site, options.state, options.trial)
-        terms = policy_of(federation, options.site)
-        log("policy", **terms)
-        accepted.check(federation, options.state, tuple(terms.get("code", ())))
-        confine.demand(requires_confinement(federation, options.site))
+        policy = OwnPolicy(federation, options.site, options.state, log)
+        accepted.check(federation, options.state, policy.code)
         keys, folders = Keyring(options.keys, options.state), (options.data_dir, options.truth, options.state)
         keys.read()  # a key that others could read stops the start, and not only the first connection
         roster = accepted_roster(keys, options.state)
         log("roster", serial=roster.serial, digest=roster.digest)
-        facts = {"log": log, "metrics": metrics, "policy": terms["sha256"]}
+        facts: dict[str, Any] = {"log": log, "metrics": metrics, "policy": policy}
         site = Site(federation, options.site, keys, options.middleware, *folders, **facts)
         if address:
             site.budget()

@@ -14,8 +14,13 @@ from hypothesis import given, strategies as st
 
 from client_app import moment, worker
 from client_app.moment import Moment
+from client_app.own_policy import OwnPolicy
 from client_app.site import Site
 from fl_privacy.config import Federation, approvals
+from fl_privacy.deploy import confine
+from fl_privacy.deploy.confine import Means
+from fl_privacy.errors import ConfigError
+from fl_privacy.steps.base import At
 from fl_privacy.wire.stream import digest
 from helpers import Keys, ask_of
 from sites import PARAMETERS, Events, Work
@@ -24,13 +29,13 @@ CONFIG = """
 name: test
 sites: [{name: site-0, epsilon: 1, policy: POLICY}, {name: site-1, epsilon: 1}, {name: site-2, epsilon: 1}]
 rounds: 50
-deadline: 2.4
+deadline: 1.6
 privatise: {kind: ldp, clip: 1.0}
 route: {kind: server}
 """
 POLICY = "epsilon_per_round: 1\nepsilon: 99\ntasks: [digits]\nroutes: [server]\n"
-USUAL = 0.9  # seconds that training takes here; less than half of the deadline
-FIRST = 2.4 / 4
+USUAL = 0.7  # seconds that training takes here; less than half of the deadline
+FIRST = 1.6 / 4
 SLACK = 5.0  # on a busy machine
 ABSTAINED = ({"status": "abstain"}, b"")
 
@@ -93,7 +98,6 @@ def spent(site: Worker) -> None:
 
 def unapproved(site: Worker) -> None:
     site.policy(POLICY + "approve_runs: true\n")
-    site.start()
 
 
 def failing(train: Callable[[Any], np.ndarray]) -> Callable[[Worker], None]:
@@ -110,7 +114,7 @@ CAUSES: dict[str, Callable[[Worker], None]] = {
 
 @pytest.mark.parametrize("reason", CAUSES)
 def test_a_site_abstains_when_its_update_would_have_come_whatever_the_reason(site: Worker, reason: str) -> None:
-    """Also right after a restart."""
+    """Also right after a restart, as in one of these cases."""
     site.work.train = slow
     reply, seconds = site.ask(1)
     assert (reply[0], seconds > USUAL) == ({"status": "done"}, True)
@@ -166,3 +170,66 @@ def test_a_run_is_taken_part_in_only_once_it_is_approved(site: Worker) -> None:
     assert site.ask(3)[0][0] == {"status": "done"}
     assert site.ask(4, run="another")[0] == ABSTAINED
     assert len(site.log.events("uploaded")) == 1
+
+
+# The policy is read again before every round
+
+CHANGES = {
+    "tasks: [mnist]": "task 'digits' is not allowed here",
+    "routes: [shuffler]": "route 'server' is not allowed here",
+    "units: [record]": "ldp protects a site",
+    "epsilon_per_round: 0.5": "more than the 0.5 allowed here",
+    "epsilon: 1.2": "would raise epsilon to",
+    "min_cohort: 4": "fewer than the 4 organisations",
+    "delta: 1.0e-9": "epsilon 1.",
+    "approve_runs: true": "is not approved here",
+    "confinement: required": "code of a run could read keys and data",
+    "epsilon: much": "epsilon",
+    "nothing: 1": "nothing",
+    "{": "cannot be read",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_policy_binds_a_running_worker(site: Worker, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the next round on, until the file is changed again."""
+    monkeypatch.setattr(confine, "means", Means)
+    assert site.ask(1)[0][0] == {"status": "done"}
+    key = change.partition(":")[0]
+    kept = [line for line in POLICY.splitlines() if line.partition(":")[0] != key]
+    site.policy("\n".join([*kept, change]))
+    assert [site.ask(round)[0] for round in (2, 3)] == [ABSTAINED] * 2
+    assert all(CHANGES[change] in reason for reason in site.log.reasons)
+    site.policy(POLICY)
+    assert site.ask(4)[0][0] == {"status": "done"}
+    assert len(site.log.events("charged")) == 2
+
+
+def test_a_policy_that_is_gone_allows_nothing(site: Worker) -> None:
+    (site.folder / "policy.yaml").unlink()
+    assert site.ask(1)[0] == ABSTAINED
+    assert "nothing is sent without it" in site.log.reasons[0]
+    assert not site.log.events("charged", "uploaded")
+
+
+def test_the_log_says_which_policy_each_update_left_under(site: Worker) -> None:
+    site.ask(1)
+    site.policy(POLICY + "min_cohort: 2\n")
+    site.ask(2)
+    digests = [event["sha256"] for event in site.log.events("policy")]
+    assert [event["policy"] for event in site.log.events("uploaded")] == digests
+    assert len(set(digests)) == 2
+
+
+def test_code_that_a_policy_no_longer_lists_is_not_run(tmp_path: Path) -> None:
+    """The site of a task of its own, whose operator allowed the code by its digest."""
+    (tmp_path / "task.py").write_text("class Own: ...\n")
+    policy = tmp_path / "policy.yaml"
+    text = CONFIG.replace("POLICY", str(policy)) + "task: {code: task.py}\n"
+    made = Federation.parse(text, folder=tmp_path)
+    terms = POLICY.replace("digits", made.task.label) + "allow_plain_counts: true\n"
+    policy.write_text(f"{terms}code: [{made.task.sha256}]\n")
+    own = OwnPolicy(made, "site-0", tmp_path, Events())
+    policy.write_text(terms)
+    with pytest.raises(ConfigError, match="is not accepted at this site"):
+        own.check(At("run", 1, "a"), lambda policy: None)
