@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from fl_privacy.config import Federation
 from fl_privacy.config.policy import Policy, open_ledger
@@ -22,21 +20,6 @@ from fl_privacy.steps.base import At
 from .outbox import evaluation_of, name_of
 
 
-def policy_of(federation: Federation, site: str) -> dict[str, Any]:
-    """The policy that applies to a site, for its log: the file's digest and every limit in it."""
-    path = federation.site(site).policy
-    if path is None:
-        return {"sha256": None, "reason": "a trial without a policy: only the federation's config applies"}
-    limits = Policy.load(path).model_dump(mode="json")
-    return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "file": str(path), **limits}
-
-
-def floor_of(federation: Federation, site: str) -> int:
-    """Fewest organisations that the site's update may be released with: the route's floor, or the policy's."""
-    path = federation.site(site).policy
-    return max(federation.floor, Policy.load(path).min_cohort if path else 1)
-
-
 class Account:
     """One site's budget. Without a charge nothing is ever refused."""
 
@@ -48,23 +31,26 @@ class Account:
         charge: Charge | None,
         evaluation: Charge | None = None,
         keys: Keyring | None = None,
+        policy: Policy | None = None,
     ) -> None:
-        config = federation.site(site)
-        self._federation, self._site, self._keys = federation.name, site, keys
-        if config.policy:
-            policy = Policy.load(config.policy)
-            policy.check(federation, site)
-            if charge is not None:
-                policy.check_charge(*filter(None, (charge, evaluation)))
-        self._charge, self._evaluation, self._rounds = charge, evaluation, federation.rounds
+        self._federation, self._site, self._state, self._keys = federation, site, state, keys
+        self._charge, self._evaluation = charge, evaluation
         self._ledger: Ledger | None = None
+        self.adopt(policy)
+
+    def adopt(self, policy: Policy | None) -> None:
+        """Keep to this policy from now on; raises, and changes nothing, if a round costs more than it allows."""
+        charge, site = self._charge, self._site
         if charge is None:
             return
-        if state is None:
+        if policy is not None:
+            policy.check_charge(*filter(None, (charge, self._evaluation)))
+        if self._state is None:
             raise LaunchError("state: a site that privatises needs a folder for its ledger; set --state")
-        self._ledger = open_ledger(federation, site, state)
-        self._ledger.check_unit(charge.unit, charge.adjacency)
-        self._per_round = config.epsilon or compose([charge], self._ledger.delta)
+        ledger = open_ledger(self._federation, site, self._state)
+        ledger.check_unit(charge.unit, charge.adjacency)
+        self._per_round = self._federation.site(site).epsilon or compose([charge], ledger.delta)
+        self._ledger = ledger
 
     def check(self, at: At) -> None:
         """Refuse an attempt that would overspend, before any work is done."""
@@ -79,7 +65,7 @@ class Account:
         """Refuse an evaluation that would take budget from this round's update or from those of the rounds after it."""
         if self._ledger is None or self._charge is None or self._evaluation is None:
             return
-        ahead = 0 if at.farewell else self._rounds - at.round + 1
+        ahead = 0 if at.farewell else self._federation.rounds - at.round + 1
         self._ledger.check(self._evaluation, *[self._charge] * ahead)
 
     def charge(self, at: At, evaluated: bool = False) -> bool | None:
@@ -105,7 +91,7 @@ class Account:
         if self._ledger is None or self._keys is None:
             return b""
         key = load_key(self._keys.key_file)
-        return witness.statement(self._ledger, self._federation, self._site, key).encode()
+        return witness.statement(self._ledger, self._federation.name, self._site, key).encode()
 
     def budget(self, metrics: Metrics) -> dict[str, float | None]:
         """Epsilon per round, spent over all runs, and left; None where nothing sets a limit."""

@@ -11,9 +11,8 @@ import numpy as np
 
 from fl_privacy import models
 from fl_privacy.coding import Payload
-from fl_privacy.config import Federation, approvals
-from fl_privacy.config.policy import Policy
-from fl_privacy.errors import FederationError, ProtocolError, require
+from fl_privacy.config import Federation
+from fl_privacy.errors import FederationError, ProtocolError, reason_of, require
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, OFF, Metrics
@@ -29,10 +28,12 @@ from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
 from fl_privacy.wire.client import explain
 
-from .accounting import Account, floor_of
+from .accounting import Account
 from .canaries import Canaries
 from .evaluation import Evaluation
+from .moment import Moment
 from .outbox import Outbox, Parcel
+from .own_policy import OwnPolicy
 from .pipeline import Pipeline
 
 
@@ -51,16 +52,18 @@ class Site:
         workload: Workload | None = None,
         log: Log | None = None,
         metrics: Metrics = OFF,
-        policy: str | None = None,
+        policy: OwnPolicy | None = None,
     ) -> None:
         self.federation, self.config = federation, federation.site(name)
-        self.log, self.metrics, self.policy = log or Log(name), metrics, policy
+        self.log, self.metrics = log or Log(name), metrics
+        self._policy = policy or OwnPolicy(federation, name, state, self.log)
         find_device(self.config.device)
         self._work, self._shared = workload or Workload(federation, self.config.data or data_dir), workload is not None
         self._data = Canaries(federation, name, self._work.site_data(name), state)
         seat = Seat(federation, name, self._work, self._data.expected, state)
         self._steps, self._evaluation = Pipeline(seat), Evaluation(seat)
-        self._account = Account(federation, name, state, self._steps.guard.charge, self._evaluation.charge, keys)
+        charges = self._steps.guard.charge, self._evaluation.charge
+        self._account = Account(federation, name, state, *charges, keys, self._policy.limits)
         self._outbox = Outbox(state if self.private else None)
         # Opened for every record: in simulation a site moves from one process to another.
         self._state = state
@@ -73,19 +76,24 @@ class Site:
             middleware=middleware,
             site=name,
             tier=tier,
-            floor=floor_of(federation, name),
+            floor=self._policy.floor,
             sent=Sent(state),
             metrics=metrics,
             head=self._truth.head if self._truth else no_head,
             ledger=self._account,
             records=self._data.expected if federation.combine.weights == "records" else 0,
         )
-        self._route, self._usual = federation.route.site(place), 0.0
+        self._route, self._moment = federation.route.site(place), Moment(state, federation.deadline)
         self.log("ready", records=self._data.expected, parameters=self._work.layout.size)
 
     @property
     def parameters(self) -> int:
         return self._work.layout.size
+
+    @property
+    def policy(self) -> str | None:
+        """The digest of the policy in force."""
+        return self._policy.sha256
 
     @property
     def private(self) -> bool:
@@ -94,23 +102,24 @@ class Site:
     def take_part(self, ticket: Ticket, model: Vector | None = None) -> tuple[int, Payload | None]:
         """Take part in every round of the ticket; returns how many were done, and the reply through Flower."""
         check(ticket, self.federation)
-        if self.config.policy and self._state is not None and Policy.load(self.config.policy).approve_runs:
-            approvals.check(ticket.run, self.federation, self._state)
         self.log("ticket", run=ticket.run, first=ticket.first, last=ticket.last, policy=self.policy)
         done = 0
         for at, start in self._route.rounds(ticket, model):
             began = time.monotonic()
             try:
+                self._policy.check(at, self._account.adopt)
                 self._route.admit(at, start)
                 self._round(at, start)
             except ProtocolError as error:
                 self._abstain(at, began, error.code, str(error))
-            except FederationError as error:
-                self._abstain(at, began, LOCAL, str(error))
             except grpc.RpcError as error:
                 self._abstain(at, began, error.code().name, explain(error))
+            except Exception as error:  # of any code that trains here: the worker survives it, and the round ends early
+                self._abstain(at, began, LOCAL, reason_of(error))
             else:
-                done, self._usual = done + 1, time.monotonic() - began
+                done += 1
+                if not at.farewell:
+                    self._moment.learn(time.monotonic() - began)
         return done, self._route.reply()
 
     def _round(self, at: At, start: Vector) -> None:
@@ -133,7 +142,7 @@ class Site:
         self.metrics.ended("not-sent")
         self.metrics.reject(code, reason)
         self.log("not-sent", **at.where, policy=self.policy, reason=reason)
-        time.sleep(max(0.0, began + min(self._usual, self.federation.deadline / 2) - time.monotonic()))
+        self._moment.wait(began)
         self._route.abstain(at)
 
     def parcel(self, at: At, model: Vector) -> Parcel:
@@ -176,8 +185,8 @@ class Site:
             self._account.check_evaluation(at)
             with self.metrics.phase("evaluating"):
                 return self._evaluation.counts(at, model)
-        except FederationError as error:
-            self.log("not-evaluated", **at.where, policy=self.policy, reason=str(error))
+        except Exception as error:
+            self.log("not-evaluated", **at.where, policy=self.policy, reason=reason_of(error))
             return None
 
     def _compare(self, at: At, late: bool) -> None:
@@ -194,8 +203,8 @@ class Site:
                 raise FederationError(f"it would take {expected:.0f} s for all sites; set evaluate.alone to false")
             with self.metrics.phase("comparing"):
                 self._evaluation.compare(at.run, self._data.records(at.run), rounds)
-        except FederationError as error:
-            self.log("not-compared", run=at.run, policy=self.policy, reason=str(error))
+        except Exception as error:
+            self.log("not-compared", run=at.run, policy=self.policy, reason=reason_of(error))
 
     def _update(self, at: At, start: Vector, recorded: dict[str, Any]) -> Payload:
         """Train, and run the update through the steps; `recorded` is what the truth has besides the update."""

@@ -15,9 +15,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from fl_privacy.config import Federation
-from fl_privacy.config.policy import policy_file, requires_confinement
-from fl_privacy.deploy import confine
-from fl_privacy.errors import FederationError, ProtocolError, require
+from fl_privacy.config.policy import policy_file
+from fl_privacy.errors import FederationError, ProtocolError, reason_of, require
 from fl_privacy.identity.keyring import Keyring, accepted_roster
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, operations, serve as serve_metrics
@@ -27,7 +26,7 @@ from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.client import explain
 from fl_privacy.wire.stream import data_bytes
 
-from .accounting import policy_of
+from .own_policy import OwnPolicy
 from .site import Site
 from .tickets import ABSTAIN, Desk, Reply
 
@@ -42,15 +41,13 @@ def main() -> int:
         metrics, address = serve_metrics("site", options.site, options.metrics, log)
         federation = Federation.load(options.config)
         policy_file(federation, options.site, options.state, options.trial)
-        terms = policy_of(federation, options.site)
-        log("policy", **terms)
-        accepted.check(federation, options.state, tuple(terms.get("code", ())))
-        confine.demand(requires_confinement(federation, options.site))
+        policy = OwnPolicy(federation, options.site, options.state, log)
+        accepted.check(federation, options.state, policy.code)
         keys, folders = Keyring(options.keys, options.state), (options.data_dir, options.truth, options.state)
         keys.read()  # a key that others could read stops the start, and not only the first connection
         roster = accepted_roster(keys, options.state)
         log("roster", serial=roster.serial, digest=roster.digest)
-        facts = {"log": log, "metrics": metrics, "policy": terms["sha256"]}
+        facts: dict[str, Any] = {"log": log, "metrics": metrics, "policy": policy}
         site = Site(federation, options.site, keys, options.middleware, *folders, **facts)
         if address:
             site.budget()
@@ -104,13 +101,13 @@ def answer(site: Site, fields: dict[str, Any], payload: bytearray) -> Reply:
     except ProtocolError as error:
         site.metrics.reject(error.code, str(error))
         site.log("refused", **asked, code=error.code, reason=str(error))
-    except FederationError as error:
-        site.metrics.reject(LOCAL, str(error))
-        site.log("failed", **asked, reason=str(error))
     except grpc.RpcError as error:
         site.metrics.ended("failed")
         site.metrics.reject(error.code().name, str(error.details()))
         site.log("failed", **asked, code=error.code().name, reason=explain(error))
+    except Exception as error:  # the worker has other tickets to answer
+        site.metrics.reject(LOCAL, reason_of(error))
+        site.log("failed", **asked, reason=reason_of(error))
     return {"status": ABSTAIN}, b""
 
 

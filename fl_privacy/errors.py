@@ -29,6 +29,12 @@ def require(holds: bool, message: str, code: str = "INVALID_ARGUMENT") -> None:
         raise ProtocolError(code, message)
 
 
+def reason_of(error: Exception) -> str:
+    """One line for the log of whoever is concerned; errors that are not ours are named by their type."""
+    lines = str(error).strip().splitlines() or [""]
+    return str(error) if isinstance(error, FederationError) else f"{type(error).__name__}: {lines[0][:200]}"
+
+
 class TranscriptError(FederationError):
     """A run folder is incomplete, or was changed after it was signed."""
 

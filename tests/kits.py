@@ -18,6 +18,7 @@ from fl_privacy.deploy.preflight import of_kit
 from fl_privacy.identity.pki import Authority
 
 HERE = "127.0.0.1"
+POLICY = "epsilon_per_round: 9\nepsilon: 99\ntasks: [digits, mnist]\nallow_plain: true\n"
 
 
 def federation(sites: int = 3, port: int = 9, **changes: Any) -> Federation:
@@ -32,8 +33,9 @@ def federation(sites: int = 3, port: int = 9, **changes: Any) -> Federation:
 
 
 def signed_site(folder: Path, authority: Authority) -> Path:
-    """A valid kit of a site; only its peers are not running."""
+    """A valid kit of a site, with its policy; only its peers are not running."""
     provision(federation(), folder / "kits", authority, sign=True, choices=Choices(metrics=None))
+    (folder / "kits" / "site-0" / "policy.yaml").write_text(POLICY)
     return folder / "kits" / "site-0"
 
 
@@ -62,9 +64,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @contextmanager
 def serving(kit: Path) -> Iterator[None]:
+    """Serve a kit as where one person runs all sites: they need no policy."""
     program = Path(sys.executable).with_name("fl-privacy")
     with (kit / "logs" / "serve.out").open("wb") as output:
-        process = subprocess.Popen([program, "serve", kit], stdout=output, stderr=output)
+        process = subprocess.Popen([program, "serve", kit, "--trial"], stdout=output, stderr=output)
     try:
         yield
     finally:

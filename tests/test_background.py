@@ -28,6 +28,7 @@ from fl_privacy.dp.ledger import Ledger
 from fl_privacy.errors import LaunchError
 from fl_privacy.identity.pki import Authority
 from fl_privacy.ops.log import Log
+from kits import POLICY
 from netns import left
 
 SERVES = """
@@ -46,6 +47,7 @@ def site(tmp_path: Path) -> Folder:
     hosts = {"superlink": "127.0.0.1:9", "shuffler": "127.0.0.1:9"}
     made = Federation.model_validate({"name": "kits", "sites": 3, "route": {"kind": "shuffler"}, "hosts": hosts})
     provision(made, tmp_path / "kits", Authority.open(tmp_path / "ca"), sign=True, choices=Choices(metrics=None))
+    (tmp_path / "kits" / "site-0" / "policy.yaml").write_text(POLICY)
     return Folder.open(tmp_path / "kits" / "site-0")
 
 
@@ -146,6 +148,7 @@ def test_a_real_site_that_cannot_start_leaves_nothing_behind_even_without_its_em
     choices = Choices(metrics=None, data=tmp_path)
     provision(made, tmp_path / "kits", Authority.open(tmp_path / "ca"), sign=True, choices=choices)
     kit = tmp_path / "kits" / "site-0"
+    (kit / "policy.yaml").write_text(POLICY)
     shutil.rmtree(kit / "logs")
     done = cli("site", "start", kit)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -199,7 +202,7 @@ def test_status_reports_whether_the_superlink_is_reachable(
 
 
 def test_status_is_readable(site: Folder) -> None:
-    """What the site did last, what it has spent, that nothing limits it, and why it declined."""
+    """What the site did last, what it has spent and has left, and why it declined."""
     federation = {**site.federation.model_dump(mode="json"), "privatise": {"kind": "ldp"}}
     federation["sites"] = [{**one, "epsilon": 2.0} for one in federation["sites"]]
     made = Federation.model_validate(federation)
@@ -214,9 +217,9 @@ def test_status_is_readable(site: Folder) -> None:
     assert done.stdout.startswith("site-0 of federation kits: up\n")
     assert "not-sent, run run-1, round 3" in lines["last event"]
     assert "round 3 of run-1: budget: this round would raise epsilon [31m" in lines["declined"]
-    assert lines["budget"].startswith("epsilon 2.000 spent in 1 rounds, no limit, delta 1e-05 (unit: site")
+    assert lines["budget"].startswith("epsilon 2.000 spent in 1 rounds, 97.000 left, delta 1e-05 (unit: site")
     assert lines["metrics"] == "none: metrics 127.0.0.1:9464: in use"
     found = json_of(cli("site", "status", site.path, "--json"))
-    assert (found["ledger"]["remaining"], found["declined"]["round"]) == (None, 3)
+    assert (round(found["ledger"]["remaining"], 6), found["declined"]["round"]) == (97, 3)
     log("uploaded", run="run-1", round=4)
     assert background.status(site)["declined"] is None

@@ -57,6 +57,12 @@ class TestFile:
         assert SERVICES["server"]["networks"] == ["core"]
         assert all(network == {"internal": True} for network in FILE["networks"].values())
 
+    def test_only_sites_start_as_one_person_s_trial(self) -> None:
+        """Sites in containers on one machine start without a policy; no kit says so."""
+        fitted = compose.document(Federation.parse(GPUS), ROOT / "c.yaml", "image", "run")["services"]
+        told = [{name for name, one in found.items() if "--trial" in one["command"]} for found in (SERVICES, fitted)]
+        assert told == [{name for name in SERVICES if "site-" in name}, {"north", "south", "west", "east"}]
+
     def test_each_kit_is_mounted_only_by_its_own_role(self) -> None:
         for name, service in SERVICES.items():
             kits = [volume for volume in service["volumes"] if volume.startswith("kit-")]

@@ -152,7 +152,7 @@ class Office:
     def _answer(self, site: str, ask: Ask) -> None:
         keys, layout = self._keys.of("site", site), layout_of(self._federation)
         end = self._federation.route.site(
-            SiteSeat(self._federation, layout, keys, [self._address], site, "", 3, Sent(None), OFF)
+            SiteSeat(self._federation, layout, keys, [self._address], site, "", lambda: 3, Sent(None), OFF)
         )
         last = ask.round
         ticket = Ticket(run=ask.run, federation=self._federation.digest, first=last, last=last)

@@ -232,7 +232,9 @@ def test_a_model_that_gives_no_numbers_costs_a_site_its_evaluation_not_the_round
 def test_a_middleware_cannot_choose_the_run_under_whose_name_a_site_writes(tmp_path: Path) -> None:
     federation = Federation.parse(LOCAL.replace("{kind: server}", "{kind: shuffler}"))
     work = Workload(federation)
-    member = federation.route.site(SiteSeat(federation, work.layout, Keyring(tmp_path), [], "", "", 3, Sent(None), OFF))
+    member = federation.route.site(
+        SiteSeat(federation, work.layout, Keyring(tmp_path), [], "", "", lambda: 3, Sent(None), OFF)
+    )
     header = pb.RoundHeader(run="../elsewhere", round=1, layout=work.layout.digest)
     header.layers.extend(part.stop for part in work.layout.layers)
     member._next = lambda *_: ([header], work.initial)  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from commands import cli, json_of
 from fl_privacy.deploy.kits import kit_files
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.provision import Choices, provision
-from kits import change, federation, write
+from kits import POLICY, change, federation, write
 
 
 @pytest.fixture
@@ -40,7 +40,8 @@ def mounts(kit: Path) -> dict[str, bool]:
 def test_a_site_with_a_gpu_data_and_a_policy_has_them_in_its_container(kits: Path) -> None:
     kit = kits / "site-0"
     assert mounts(kit) == {}
-    change(kit, device="cuda:1", data="/srv/data", policy="/etc/fl/policy.yaml")
+    change(kit, device="cuda:1", data="/srv/data")
+    (kit / "policy.yaml").symlink_to("/etc/fl/policy.yaml")
     assert cli("refresh", kit).returncode == 0
     found = service(kit)
     assert mounts(kit) == {"/srv/data": False, "/etc/fl/policy.yaml": False}
@@ -51,14 +52,14 @@ def test_a_site_with_a_gpu_data_and_a_policy_has_them_in_its_container(kits: Pat
 
 
 def test_data_inside_the_kit_need_no_mount(kits: Path) -> None:
-    change(kits / "site-0", data="data", policy="policy.yaml")
+    change(kits / "site-0", data="data")
+    (kits / "site-0" / "policy.yaml").write_text(POLICY)
     kit_files.write(Folder.open(kits / "site-0"))
     assert mounts(kits / "site-0") == {}
 
 
 def test_a_shared_ledger_can_be_written_in_containers_and_units(kits: Path) -> None:
     kit = kits / "site-0"
-    change(kit, policy="policy.yaml")
     (kit / "policy.yaml").write_text("epsilon_per_round: 1\nepsilon: 2\ntasks: [digits]\nledger: /srv/ledgers/icu\n")
     kit_files.write(Folder.open(kit))
     assert mounts(kit) == {"/srv/ledgers/icu": True}

@@ -22,7 +22,7 @@ from fl_privacy.errors import ConfigError, FederationError, LaunchError
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import Authority
 from helpers import Keys
-from kits import HERE, change, contents, failures, federation, signed_site, write
+from kits import HERE, POLICY, change, contents, failures, federation, signed_site, write
 from netns import left, quiet
 
 
@@ -72,7 +72,7 @@ def test_kits_can_be_made_with_the_authority_s_certificate_alone(tmp_path: Path,
 
 def test_a_kit_lists_every_setting_of_its_owner(tmp_path: Path, authority: Authority) -> None:
     provision(federation(), tmp_path / "kits", authority)
-    kit, values = tmp_path / "kits" / "site-0", {"data": "/d", "device": "cuda:1", "policy": "p", "proxy": "http://p:1"}
+    kit, values = tmp_path / "kits" / "site-0", {"data": "/d", "device": "cuda:1", "proxy": "http://p:1"}
     for key, value in values.items():
         text = (kit / "kit.yaml").read_text()
         (line,) = [line for line in text.splitlines() if line.startswith(f"# {key}: ")]
@@ -106,12 +106,45 @@ def test_a_joining_site_does_not_change_the_keys_of_the_others(tmp_path: Path, a
 
 
 def test_a_site_s_settings_in_its_kit_are_kept(site: Path, tmp_path: Path, authority: Authority) -> None:
-    own = {"proxy": "http://proxy.test:3128", "device": "cuda:1", "data": "/srv/data", "policy": "policy.yaml"}
+    own = {"proxy": "http://proxy.test:3128", "device": "cuda:1", "data": "/srv/data"}
     change(site, **own)
     provision(federation(4), tmp_path / "kits", authority, sign=True)
+    assert (site / "policy.yaml").read_text() == POLICY
     kit = Folder.open(site).kit
     assert {name: str(getattr(kit, name)) for name in own} == own
     assert len(Folder.open(site).federation.sites) == 4
+
+
+@pytest.mark.parametrize("key", ["policy", "trial"])
+def test_a_kit_file_that_decides_about_the_policy_is_refused(site: Path, key: str) -> None:
+    change(site, **{key: {"policy": "new.yaml", "trial": True}[key]})
+    for command in ("preflight", "serve"):
+        done = cli(command, site)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert f"kit.yaml: {key}: not decided by a kit; " in done.stderr
+
+
+def test_no_shipped_file_names_drops_or_replaces_a_policy(site: Path, tmp_path: Path) -> None:
+    """Neither what provisioning writes for a trial, nor a federation.yaml that names another policy for the site."""
+    (tmp_path / "new.yaml").write_text(POLICY.replace("99", "1000"))
+    made = Folder.open(site).federation
+    sites = [one.model_copy(update={"policy": tmp_path / "new.yaml"}) for one in made.sites]
+    (site / "federation.yaml").write_text(made.model_copy(update={"sites": tuple(sites)}).to_yaml())
+    for trial in (False, True):
+        folder = Folder.open(site, trial=trial)
+        assert folder.policy == folder.own_federation.site("site-0").policy == site / "policy.yaml"
+    (site / "policy.yaml").unlink()
+    folder = Folder.open(site)
+    assert folder.policy is folder.own_federation.site("site-0").policy is None
+    assert "nothing leaves a site without it" in failures(site)["policy"]
+    assert not any("--trial" in file.read_text() for file in site.iterdir() if file.is_file())
+
+
+def test_a_policy_that_links_to_nothing_is_not_a_missing_one(site: Path) -> None:
+    (site / "policy.yaml").unlink()
+    (site / "policy.yaml").symlink_to("nowhere")
+    assert Folder.open(site, trial=True).policy == site / "policy.yaml"
+    assert "cannot be read" in failures(site)["policy"]
 
 
 @pytest.mark.parametrize("metrics", ["0.0.0.0:9470", None])
@@ -239,9 +272,8 @@ def test_a_damaged_certificate_is_reported_like_other_failures(site: Path) -> No
 
 
 def test_what_a_machine_lacks_is_named(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("epsilon_per_round: 1\nepsilon: 10\ntasks: [mnist]\n")
-    change(site, device="cuda:7", policy=str(policy))
+    (site / "policy.yaml").write_text("epsilon_per_round: 1\nepsilon: 10\ntasks: [mnist]\n")
+    change(site, device="cuda:7")
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: SimpleNamespace(total=1, used=1, free=2**20))
     found = failures(site)
     assert set(found) == {"disk", "device", "policy"}
@@ -288,18 +320,17 @@ def test_an_unresponsive_name_server_does_not_block_preflight(site: Path, monkey
         answer.set()
 
 
-def test_all_failures_are_listed_at_once(site: Path, tmp_path: Path) -> None:
+def test_all_failures_are_listed_at_once(site: Path) -> None:
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
         change(
             site,
             superlink="nowhere.invalid:9443",
             device="cuda:7",
-            policy=str(tmp_path / "none.yaml"),
             metrics=f"{HERE}:{port}",
         )
-        (site / "node" / "node.key").unlink()
-        (site / "keys" / "cert.pem").unlink()
+        for name in ("policy.yaml", "node/node.key", "keys/cert.pem"):
+            (site / name).unlink()
         done = cli("preflight", site, "--json")
         plain = cli("preflight", site)
     assert done.returncode == plain.returncode == 2

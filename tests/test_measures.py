@@ -21,7 +21,7 @@ from fl_privacy.errors import LaunchError
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.identity.pki import Authority, load_key
 from fl_privacy.identity.tls import server_context
-from kits import change, failures, signed_site
+from kits import failures, signed_site
 
 SECRETS = {
     "SSH_AUTH_SOCK": "/run/agent",
@@ -202,7 +202,6 @@ def policy(kit: Path, text: str) -> None:
     (kit / "policy.yaml").write_text(
         f"{{epsilon_per_round: 9, epsilon: 99, tasks: [digits], allow_plain: true, {text}}}"
     )
-    change(kit, policy="policy.yaml")
 
 
 def test_preflight_says_what_holds_for_code_of_a_run(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

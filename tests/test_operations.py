@@ -390,7 +390,7 @@ def test_a_site_reports_charges_resends_and_what_it_did_not_send(tmp_path: Path)
     first = ask(1)
     assert ask(1) == first
     assert [ask(2)[0], ask(1, federation="0" * 64)[0], ask(1, run="../x")[0]] == ["abstain"] * 3
-    told = [(e["event"], e["round"]) for e in kept(tmp_path / "e") if e["event"] not in ("ready", "ticket")]
+    told = [(e["event"], e["round"]) for e in kept(tmp_path / "e") if e["event"] not in ("policy", "ready", "ticket")]
     once = [("uploaded", 1), ("done", None)]
     assert told == [
         ("charged", 1), *once, ("resend", 1), *once, ("not-sent", 2), ("done", None), *[("refused", None)] * 2

@@ -83,8 +83,10 @@ def test_sites_of_the_rehearsal_can_start_as_they_are(
         config.writelines(re.findall(r"^hosts: .*\n", rehearsal, flags=re.M))
     provision, *others = re.findall(r"^    fl-privacy (.*)", rehearsal, flags=re.M)
     assert cli(*provision.split()).returncode == 0
-    kits = {Path(word) for line in others for word in line.split() if word.startswith("rehearsal/")}
-    assert kits == set(Path("rehearsal").iterdir())
+    for command, _, policy in (line.partition(" > ") for line in others if " > " in line):
+        Path(policy).write_text(cli(*command.split()).stdout)
+    words = [word for line in others for word in line.partition(" > ")[0].split()]
+    assert {Path(word) for word in words if word.startswith("rehearsal/")} == set(Path("rehearsal").iterdir())
     found = preflight(Folder.open(Path("rehearsal/clinic-a")), reach=False)  # what `site start` demands
     assert {check.name for check in found if not check.ok} <= {"path"}  # a folder of pytest may be too long for sockets
 

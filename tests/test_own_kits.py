@@ -55,6 +55,8 @@ class Consortium:
         assert done.returncode == 0, done.stderr
         self.machines = {"superlink": "superlink", "shuffler": "shuffler", "server": "server"}
         self.machines |= dict(zip(data, ("site-a", "site-b", "site-c", "site-d"), strict=False))
+        for name in data if sign else ():
+            (self.kits / name / "policy.yaml").write_text(cli("site", "policy", self.kits / name).stdout)
         for name, own in data.items():
             shutil.copytree(own, self.kits / name / "data")
             write_kit(self.kits / name, read_kit(self.kits / name).model_copy(update={"data": Path("data")}))

@@ -229,6 +229,7 @@ def test_a_payload_of_odd_length_is_refused(site: tuple[Fake, str]) -> None:
         ProtocolError("PERMISSION_DENIED", "secret reason"),
         ProtocolError("DATA_LOSS", "secret reason"),
         FederationError("secret reason"),
+        RuntimeError("secret reason"),
     ],
 )
 def test_the_reason_stays_in_the_site_s_own_log(site: tuple[Fake, str], error: Exception) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from client_app.accounting import floor_of
+from client_app.own_policy import OwnPolicy
 from commands import cli, json_of
 from fl_privacy.config import Federation, approvals
 from fl_privacy.config.evaluate import charge_of
 from fl_privacy.config.policy import USED, Policy, PolicyError, policy_file, template
 from fl_privacy.errors import ConfigError
-from sites import Idle
+from sites import Events
 
 CONFIG = """
 name: hospitals
@@ -71,9 +71,11 @@ def test_what_a_policy_does_not_allow_is_refused(
 
 
 def test_the_floor_of_a_submission_is_the_policy_s_if_that_is_higher(tmp_path: Path) -> None:
-    assert floor_of(federation(), "a") == 3
-    assert floor_of(federation(written(tmp_path, min_cohort=5)), "a") == 5
-    assert floor_of(federation(written(tmp_path, min_cohort=1)), "a") == 3
+    five = federation(text=CONFIG.replace("sites: [", "sites: [{name: d, epsilon: 1}, {name: e, epsilon: 1}, "))
+    for least, floor in ((None, 3), (5, 5), (1, 3)):
+        policy = None if least is None else written(tmp_path, min_cohort=least)
+        sites = tuple(site.model_copy(update={"policy": policy}) for site in five.sites)
+        assert OwnPolicy(five.model_copy(update={"sites": sites}), "a", tmp_path, Events()).floor() == floor
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,6 @@ class TestApproval:
     def test_only_an_approved_run_under_the_same_config_is_taken_part_in(self, tmp_path: Path) -> None:
         policy = written(tmp_path, approve_runs="true")
         config = federation(policy)
-        idle = Idle(config, "a", tmp_path / "state")
         state = tmp_path / "state"
         with pytest.raises(PolicyError, match="run-1 is not approved here"):
             approvals.check("run-1", config, state)
@@ -109,7 +110,11 @@ class TestApproval:
         with pytest.raises(PolicyError, match="run-1"):
             approvals.check("run-1", other, state)
         assert "+rounds: 5" in approvals.changes(other, state)
-        assert idle.site.config.policy == policy
+
+    def test_a_site_that_cannot_keep_approvals_does_not_start(self, tmp_path: Path) -> None:
+        config = federation(written(tmp_path, approve_runs="true"))
+        with pytest.raises(PolicyError, match="approve_runs needs a folder in which approvals are kept; set --state"):
+            OwnPolicy(config, "a", None, Events())
 
     @pytest.mark.parametrize("run", ["", "../x", "last.yaml", "a b", "x" * 200])
     def test_a_name_that_is_none_is_refused(self, tmp_path: Path, run: str) -> None:

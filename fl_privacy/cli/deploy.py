@@ -116,12 +116,15 @@ def serve(
     kit: KitPath,
     until: Annotated[Path | None, typer.Option(help="Stop when this file exists.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="A site's device, instead of the kit's.")] = None,
+    trial: Annotated[
+        bool, typer.Option("--trial", help="You run all sites yourself, on this machine: they need no policy.")
+    ] = False,
 ) -> None:
     """Run a kit's role in the foreground until SIGTERM."""
     from fl_privacy.deploy.kits.kit import Folder
     from fl_privacy.deploy.kits.serve import serve as run
 
-    folder = Folder.open(kit, device)
+    folder = Folder.open(kit, device, trial)
     if folder.role.starts_runs:
         raise FederationError(f"kit {kit}: belongs to the server; start runs with fl-privacy train {kit}")
     run(folder, until)

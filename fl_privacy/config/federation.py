@@ -53,7 +53,7 @@ class Site(Model):
     organisation: str | None = Field(None, pattern=NAME, description="who runs the site; default: its name")
     device: str = Field("cpu", pattern=DEVICE, description="cpu, cuda or cuda:N")
     data: Path | None = Field(None, description="the site's data folder; default: the run's --data-dir")
-    policy: Path | None = Field(None, description="the site's policy file, which binds its worker")
+    policy: Path | None = Field(None, description="the site's policy file on this machine; a kit has its own")
     behaviour: Annotated[Behaviour, Chosen(BEHAVIOURS)] | None = Field(
         None, description="misbehave on purpose, to measure a defence; only with `audit: true`"
     )

@@ -111,7 +111,7 @@ class Member:
     def _submit(self, stub: rpc.Stub, part: Payload, counts: bytes) -> bool:
         left, config = max(1.0, self._until - time.monotonic()), self._federation
         head = self._seat.head(self._first.run) or b""
-        terms: dict[str, Any] = {"tier": self._seat.tier, "floor": self._seat.floor, "counts": counts, "head": head}
+        terms: dict[str, Any] = {"tier": self._seat.tier, "floor": self._seat.floor(), "counts": counts, "head": head}
         terms |= {"ledger": self._seat.ledger.statement(), "records": self._seat.records}
         return client.submit(stub, self._first, part, left, config.coding, **terms)
 
@@ -137,8 +137,9 @@ class Member:
         require(ours, "layers: not those of this site's model")
         terms = Terms.checked(first, **seat.facts(self._parts.digest([h.digest for h in headers])))
         terms.check(self._federation)
-        least = f"organisations: {terms.organisations} in the cohort, and this site wants {seat.floor}"
-        require(terms.organisations >= seat.floor, least, "PERMISSION_DENIED")
+        floor = seat.floor()
+        least = f"organisations: {terms.organisations} in the cohort, and this site wants {floor}"
+        require(terms.organisations >= floor, least, "PERMISSION_DENIED")
         place = Place(first.salt, first.index, first.path)
         require(
             place.root(seat.site, terms.cohort) == terms.root, "cohort: this site is not in it", "PERMISSION_DENIED"

@@ -131,7 +131,7 @@ def no_head(run: str) -> bytes | None:
 class SiteSeat(Seat):
     site: str
     tier: str
-    floor: int  # fewest organisations that this site wants to be released with
+    floor: Callable[[], int]  # fewest organisations that this site wants to be released with, now
     sent: Sent
     metrics: Metrics
     head: Callable[[str], bytes | None] = no_head  # of what the site recorded of a run

@@ -75,6 +75,7 @@ def _service(federation: Federation, role: str, name: str, image: str, run: str,
         return made | {"command": ["train", "/kit", "--done", "/done/done", "--run", run]}
     made |= {"command": ["serve", "/kit", "--until", "/done/done"], "volumes": [kit, "done:/done:ro", *shared]}
     if known.has_node:
+        made["command"] += ["--trial"]
         site = federation.site(name)
         made["volumes"] += [f"{path}:{path}:ro" for path in (site.data, site.policy) if path]
         made["volumes"] += [f"{path}:{path}" for path in [shared_ledger(site.policy)] if path]

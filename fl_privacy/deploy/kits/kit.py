@@ -25,6 +25,12 @@ HEAD = """\
 # Set what you need, then run `fl-privacy preflight .`, and `fl-privacy refresh .` if you use systemd or a container.
 # Provisioning again keeps your settings.
 """
+POLICY = "policy.yaml"
+# Whoever makes kits cannot decide these: a kit.yaml that tries is refused.
+NEVER_SHIPPED = {
+    "policy": f"a site's policy is {POLICY} in its kit, or a link there; put it there and remove this line",
+    "trial": "say `fl-privacy serve --trial` where one person runs all sites; remove this line",
+}
 
 
 def _known(role: str) -> str:
@@ -54,21 +60,20 @@ class Kit(Model):
     )
     device: str | None = Field(None, pattern=DEVICE, description="a site's device")
     data: Path | None = Field(None, description="data folder of a site, of the server and of the evaluator")
-    policy: Path | None = Field(None, description="a site's own policy, if it is not policy.yaml in the kit")
-    trial: bool = Field(False, description="all keys were made on one machine: a site may run without a policy")
     runs: Path = Field(Path("runs"), description="where the server keeps runs")
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A kit on disk, read and checked."""
+    """A kit on disk, read and checked. In a `trial` one person runs all sites, which need no policy."""
 
     path: Path
     kit: Kit
     federation: Federation
+    trial: bool = False
 
     @classmethod
-    def open(cls, path: Path, device: str | None = None) -> Folder:
+    def open(cls, path: Path, device: str | None = None, trial: bool = False) -> Folder:
         """Read a kit; `device` overrides the kit's own."""
         path = path.resolve()
         kit = read_kit(path, device)
@@ -80,7 +85,7 @@ class Folder:
             )
         if ROLES[kit.role].has_node:
             federation.site(kit.name)
-        return cls(path, kit, federation)
+        return cls(path, kit, federation, trial)
 
     @property
     def role(self) -> Role:
@@ -150,22 +155,26 @@ class Folder:
             metrics=kit.metrics,
             events=self.logs / "events.jsonl",
             proxy=kit.proxy,
-            trial=kit.trial,
+            trial=self.trial,
         )
 
     @property
     def policy(self) -> Path | None:
-        """The site's policy: where kit.yaml says, or policy.yaml beside it. Provisioning writes neither."""
-        named = self.at(self.kit.policy)
-        usual = self.path / "policy.yaml"
-        return named if named is not None or not usual.exists() else usual
+        """The site's own file, which provisioning never writes: no file that it does write names or replaces it.
+
+        Only in a trial, where a site has none of its own, it is the one that the federation's config names.
+        """
+        own = self.path / POLICY
+        if own.exists() or own.is_symlink():
+            return own
+        return self.federation.site(self.kit.name).policy if self.trial and self.role.has_node else None
 
     @property
     def own_federation(self) -> Federation:
         """The federation with this site's own device, data and policy in it; the digest is the same."""
         kit = self.kit
-        own = {"device": kit.device, "data": self.at(kit.data), "policy": self.policy}
-        given = {key: value for key, value in own.items() if value is not None}
+        own = {"device": kit.device, "data": self.at(kit.data)}
+        given = {"policy": self.policy, **{key: value for key, value in own.items() if value is not None}}
         sites = tuple(
             site.model_copy(update=given) if self.role.has_node and site.name == kit.name else site
             for site in self.federation.sites
@@ -178,6 +187,8 @@ def read_kit(path: Path, device: str | None = None) -> Kit:
     if not file.is_file():
         raise ConfigError(f"kit {path}: has no kit.yaml; make one with fl-privacy provision")
     values = mapping(text_of(file, "kit"), str(file), PAGE)
+    for key in NEVER_SHIPPED.keys() & values.keys():
+        raise ConfigError(f"{file}: {key}: not decided by a kit; {NEVER_SHIPPED[key]}")
     return validated(Kit, {**values, "device": device} if device else values, str(file))
 
 
@@ -197,11 +208,6 @@ def _owners(role: Role) -> Iterator[tuple[str, str, str]]:
         yield "data", "/path/to/data", "The folder with the data."
     if role.has_node:
         yield "device", "cuda:0", "Where to train: cpu (the default), cuda or cuda:N."
-        yield (
-            "policy",
-            "policy.yaml",
-            "What this site allows, if it is not policy.yaml in this folder; see `fl-privacy site policy .`.",
-        )
     if role.dials:
         yield "proxy", "http://proxy.example.org:3128", "An HTTP proxy for outgoing connections; without a password."
     if role.listens:

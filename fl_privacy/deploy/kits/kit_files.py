@@ -61,7 +61,7 @@ def _outside(folder: Folder) -> list[tuple[Path, bool]]:
     found: list[tuple[Path | None, bool]] = [(kit.data if role.data else None, False)]
     if role.has_node:
         site = folder.own_federation.site(kit.name)
-        found = [(kit.data or site.data, False), (kit.policy or site.policy, False)]
+        found = [(kit.data or site.data, False), (site.policy and site.policy.resolve(), False)]
         found.append((shared_ledger(site.policy), True))
     if role.starts_runs:
         found.append((kit.runs, True))

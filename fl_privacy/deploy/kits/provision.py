@@ -25,7 +25,7 @@ from fl_privacy.tasks import accepted
 
 EVERYWHERE, EVERYWHERE_6 = "0.0.0.0", "::"
 METRICS = "127.0.0.1:9464"
-OWN = ("proxy", "device", "data", "policy")
+OWN = ("proxy", "device", "data")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,6 @@ def provision(
         for role, name in wanted:
             folder = out / name
             kit = _with_own(folder, _kit(federation, federation.hosts, role, name, chosen))
-            kit = kit.model_copy(update={"trial": signer is not None and ROLES[role].has_node})
             _write(folder, kit, _with_init(folder, federation, (role, name) == starter(federation)))
             if ROLES[role].secret:
                 write_secret(folder / "secret", secret)
@@ -119,7 +118,7 @@ def _listen(address: Address) -> Address:
 
 
 def _with_own(folder: Path, kit: Kit) -> Kit:
-    """Keep what the machine's owner has set in an existing kit; above all, a policy must not get lost."""
+    """Keep what the machine's owner has set in an existing kit."""
     if not (folder / "kit.yaml").exists():
         return kit
     old = read_kit(folder)

@@ -18,8 +18,8 @@ def modes(folder: Folder) -> Iterator[Check]:
     for path in (*folder.keys.folder.glob("*key*.pem"), folder.node_key, folder.path / "secret", folder.state):
         if found := exposed(path):
             yield found
-    policy = folder.at(folder.kit.policy)
-    for path in (folder.path, folder.path / "kit.yaml", folder.path / "federation.yaml", *([policy] if policy else [])):
+    policy = [folder.policy] if folder.policy else []
+    for path in (folder.path, folder.path / "kit.yaml", folder.path / "federation.yaml", *policy):
         if (mode := mode_of(path)) & stat.S_IWOTH:
             yield Check("modes", False, f"{path}: mode {mode:04o} lets every user change it", f"chmod o-w {path}")
 

@@ -328,7 +328,7 @@ def _site(folder: Folder) -> list[Check]:
         found.append(Check("path", False, f"{socket_path}: too long for a socket", "move the kit to a shorter path"))
     found += _node(folder)
     try:
-        policy = policy_file(folder.own_federation, folder.kit.name, folder.state, folder.kit.trial)
+        policy = policy_file(folder.own_federation, folder.kit.name, folder.state, folder.trial)
         if policy is not None:
             Policy.load(policy).check(folder.federation, folder.kit.name)
         found.append(Check("policy", True, "none: a trial on one machine" if policy is None else str(policy)))
