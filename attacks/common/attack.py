@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from fl_privacy.errors import ConfigError
+from fl_privacy.errors import ConfigError, FederationError
 from fl_privacy.registry import Registry
 
 if TYPE_CHECKING:
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from fl_privacy.transcript.read import View
 
 F = TypeVar("F")
+
+
+class Unsuitable(FederationError):
+    """A run that the attack does not apply to, whoever observed it; without names, `replay` leaves the attack out."""
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -17,7 +17,9 @@ class Measure:
 
 @dataclass(frozen=True)
 class Scores:
-    """All measures of an attack by name, and curves: y by x, as in `{"0.5": 0.1, "8": 0.4}`."""
+    """All measures of an attack by name; curves: y by x, as in `{"0.5": 0.1, "8": 0.4}`; and PNG files by name."""
 
     measures: Mapping[str, Measure]
     curves: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    notes: Sequence[str] = ()  # what was not measured, and why

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attacks.common.attack import ATTACKS, Attack, known
+from attacks.common.attack import ATTACKS, Attack, Unsuitable, known
 from attacks.common.knowledge import Progress, knowledge_of, silent
 from fl_privacy.errors import FederationError
 from fl_privacy.report.interval import mean_interval
@@ -31,19 +31,29 @@ def replay(
     progress: Progress = silent,
     observers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The measures of the named attacks, or of all that can read these views, each as its observers see the run.
+    """The measures of the named attacks, or of all that suit the run and these views, each as its observers see it.
 
-    A measure is the mean over the attack's seeds, half the 95 % interval, and chance.
+    A measure is the mean over the attack's seeds, half the 95 % interval, and chance. Pictures of the first seed are
+    written to the run's folder `attacks`.
     """
     chosen = [known(name) for name in names]
     if seeds < 1:
         raise FederationError(f"seeds: {seeds} is not positive; use 1 or more")
     run = open_run(run_dir)
-    found = {}
+    found, unsuitable = dict[str, Any](), list[Unsuitable]()
     for attack in chosen or applicable(run, observers):
         seen_by = observers_of(attack, run, observers)
-        scored = _mean(_scores(attack, run, seen_by, data_dir, seeds, progress))
-        found[attack.name] = {"observers": list(seen_by), **scored}
+        try:
+            scores = _scores(attack, run, seen_by, data_dir, seeds, progress)
+        except Unsuitable as error:
+            if chosen:
+                raise
+            unsuitable.append(error)
+            continue
+        drawn = {"pictures": _draw(run, attack, seen_by, scores[0])} if scores[0].pictures else {}
+        found[attack.name] = {"observers": list(seen_by), **_mean(scores), **drawn}
+    if unsuitable and not found:
+        raise unsuitable[0]
     return found
 
 
@@ -82,14 +92,28 @@ def keep(run_dir: Path, found: dict[str, Any]) -> None:
 
     NAME.json is as seen by all whose views the attack can use, NAME.OBSERVER+OBSERVER.json by a part of them.
     """
-    run, folder = open_run(run_dir), run_dir / "attacks"
-    folder.mkdir(exist_ok=True)
+    run = open_run(run_dir)
     for name, scored in found.items():
-        seen_by = tuple(scored["observers"])
-        label = "" if seen_by == observers_of(known(name), run) else "." + "+".join(seen_by)
-        if len(label) > LONGEST:
-            label = f".{len(seen_by)}-observers-{hashlib.sha256(label.encode()).hexdigest()[:12]}"
-        (folder / f"{name}{label}.json").write_text(json.dumps(scored, indent=1) + "\n")
+        file = _file(run, known(name), tuple(scored["observers"]), ".json")
+        file.write_text(json.dumps(scored, indent=1) + "\n")
+
+
+def _file(run: Run, attack: Attack[Any], seen_by: tuple[str, ...], ending: str) -> Path:
+    """Where something of an attack as seen by these observers is kept."""
+    label = "" if seen_by == observers_of(attack, run) else "." + "+".join(seen_by)
+    if len(label) > LONGEST:
+        label = f".{len(seen_by)}-observers-{hashlib.sha256(label.encode()).hexdigest()[:12]}"
+    folder = run.path / "attacks"
+    folder.mkdir(exist_ok=True)
+    return folder / f"{attack.name}{label}{ending}"
+
+
+def _draw(run: Run, attack: Attack[Any], seen_by: tuple[str, ...], scores: Scores) -> list[str]:
+    """The attack's pictures as files; returns their paths in the run's folder."""
+    files = {_file(run, attack, seen_by, f".{name}.png"): content for name, content in scores.pictures.items()}
+    for path, content in files.items():
+        path.write_bytes(content)
+    return [str(path.relative_to(run.path)) for path in files]
 
 
 def _scores(
@@ -113,7 +137,8 @@ def _mean(scored: list[Scores]) -> dict[str, Any]:
         name: {at: mean_interval([one.curves[name][at] for one in scored])[0] for at in points}
         for name, points in first.curves.items()
     }
-    return {"measures": measures, "curves": curves, "seeds": len(scored)}
+    notes = {"notes": list(first.notes)} if first.notes else {}
+    return {"measures": measures, "curves": curves, "seeds": len(scored), **notes}
 
 
 def _measure(found: list[Measure]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from fl_privacy.errors import TranscriptError
 from fl_privacy.shuffle.job import Job, mix, top_up
 from fl_privacy.tasks import accepted
 from fl_privacy.tasks.attacker import Facts, facts_of
+from fl_privacy.tasks.data import Dataset
+from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript.events import Event, Mixing, Row
 from fl_privacy.transcript.read import Run, View
 
@@ -62,13 +64,14 @@ class Truth:
         accepted.check_here(self.federation, states)  # a run that somebody sent must not bring code
         if not self.federation.audit or not run.sites:
             raise TranscriptError(f"{run.path}: holds no truth to score against; record the run with `audit: true`")
-        self._run, self._data_dir, self._rounds = run, data_dir, dict[int, RoundTruth]()
+        self.data_dir = data_dir
+        self._run, self._rounds = run, dict[int, RoundTruth]()
         self._view = cache(run.view)
 
     @cached_property
     def labels(self) -> Ints:
         """The attribute of every site, as its data set defines it."""
-        return self._facts.attributes(self.federation, self._data_dir)
+        return self._facts.attributes(self.federation, self.data_dir)
 
     @cached_property
     def groups(self) -> Ints:
@@ -79,11 +82,19 @@ class Truth:
         """The update of every site that took part, before noise."""
         return self._clean(round, self._witness(round))
 
+    def records(self, site: str) -> Dataset:
+        """What the site trained on, read again from the data folder."""
+        return self._work.site_data(site)
+
     def round(self, round: int) -> RoundTruth:
         """Where every value that the server received in a round came from."""
         if round not in self._rounds:
             self._rounds[round] = self._traced(round)
         return self._rounds[round]
+
+    @cached_property
+    def _work(self) -> Workload:
+        return Workload(self.federation, self.data_dir)
 
     @property
     def _facts(self) -> Facts:

@@ -48,6 +48,8 @@ def attack(
             half = "" if m["half_interval"] is None else f"{m['half_interval']:.3f}"
             table.add_row(measure, f"{m['value']:.3f}", half, f"{m['chance']:.3f}", groups)
         out.print(table)
+        for line in (*scored.get("notes", ()), *(f"see {path / picture}" for picture in scored.get("pictures", ()))):
+            say(line)
 
 
 @app.command()
