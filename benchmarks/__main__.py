@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks import evaluation, kernels, machine, memory, noise, result, rounds, upload
+from benchmarks import evaluation, inversion, kernels, machine, memory, noise, result, rounds, upload
 from benchmarks.result import Result
 
 BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
     "rounds": rounds.small,
     "rounds-large": rounds.large,
     "evaluation": evaluation.run,
+    "inversion": inversion.run,
 }
 
 

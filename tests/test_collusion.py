@@ -97,7 +97,8 @@ def test_an_installed_package_adds_an_attack_and_each_set_of_observers_has_its_o
         ((NAME, "--observer", "server"), "cannot use the view of server; use aggregator-0, aggregator-1, aggregator-2"),
         (("privacy-inference", "--observer", "aggregator-0"), "cannot use the view of aggregator-0; use server"),
         (("privacy-inference",), "has no updates; this attack needs a run with route server or shuffler"),
-        (("--observer", "evaluator"), "cannot use the view of evaluator; use server"),
+        (("metadata", "--observer", "evaluator"), "cannot use the view of evaluator; use server"),
+        (("--observer", "evaluator"), "inversion needs one step per round, and sites make 30; use task: {partition:"),
     ],
 )
 def test_a_missing_or_unusable_observer_is_named_with_the_fix(
