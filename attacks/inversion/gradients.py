@@ -17,6 +17,7 @@ from fl_privacy.transcript.read import View
 from fl_privacy.vector import Vector
 
 LARGEST_BATCH = 8
+ROUNDS = 4  # of a site that are matched at once
 Mask = NDArray[np.bool_]
 
 
@@ -33,7 +34,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class Target:
-    """A site, and every gradient of its batch that was seen at a known model; a row without a name is its own site."""
+    """A site, and the gradients of its batch that were seen at known models; a row without a name is its own site."""
 
     site: str | None
     sights: tuple[Sight, ...]
@@ -78,7 +79,7 @@ def targets(views: Mapping[str, View], federation: Federation) -> list[Target]:
     found: dict[tuple[int, str | int], list[Sight]] = {}
     for (round, who), sight in sorted(joined.items(), key=lambda item: (item[0][0], item[1].row)):
         found.setdefault((0 if isinstance(who, str) else round, who), []).append(sight)
-    return [Target(who if isinstance(who, str) else None, tuple(sights)) for (_, who), sights in found.items()]
+    return [Target(who if isinstance(who, str) else None, tuple(s[:ROUNDS])) for (_, who), s in found.items()]
 
 
 def known_models(views: Mapping[str, View], federation: Federation) -> dict[int, Vector]:
