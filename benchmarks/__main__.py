@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks import compress, evaluation, kernels, machine, memory, noise, result, rounds, upload
+from benchmarks import compress, evaluation, inversion, kernels, machine, memory, noise, result, rounds, upload
 from benchmarks.result import Result
 
 BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
     "rounds": rounds.small,
     "rounds-large": rounds.large,
     "evaluation": evaluation.run,
+    "inversion": inversion.run,
 }
 
 

@@ -30,6 +30,7 @@ LINES = {
     "rounds": ("rounds, digits, 1 per message", "rounds, digits, 2 per message"),
     "rounds-large": ("rounds, 0.1 M parameters",),
     "evaluation": ("3 rounds, evaluated by sites",),
+    "inversion": ("DLG, images recovered", "DLG, whole gradients", "DLG, half of the coordinates"),
 }
 PROCESSES = ("upload", "memory", "rounds", "rounds-large", "evaluation")  # start parties of a federation, or all
 

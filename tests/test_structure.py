@@ -166,7 +166,7 @@ def test_promised_names_can_be_imported(name: str) -> None:
 ASKED = ("fl_privacy/config/", "fl_privacy/routes/", "fl_privacy/steps/", "fl_privacy/roles.py")
 ALLOWED = {
     "attacks/audit/matrix.py": ("value.get('kind') in (None, old.get('kind'))", "merging YAML before it is a config"),
-    "attacks/common/auxiliary.py": ("isinstance(self._privatise, Ldp)", "an attacker knows the published clip"),
+    "attacks/common/auxiliary.py": ("isinstance(federation.privatise, Ldp)", "an attacker knows the published clip"),
     "attacks/common/truth.py": ("view.observer != 'server'", "the server's view is the only one that always exists"),
     "fl_privacy/deploy/kits/kit.py": ("role not in ROLES", "a kit's role is looked up in the table"),
     "fl_privacy/identity/keyring.py": ("identity.role not in roles", "who may call is named by the service called"),

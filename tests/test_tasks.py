@@ -393,6 +393,19 @@ def test_a_partition_is_repeatable(y: NDArray[np.int64], data: st.DataObject, ki
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@given(labels, st.data(), st.sampled_from(["iid", "dirichlet"]), seeds, st.integers(1, 20))
+def test_a_limit_of_records_leaves_every_site_a_part_of_its_share(
+    y: NDArray[np.int64], data: st.DataObject, kind: str, seed: int, records: int
+) -> None:
+    sites = data.draw(st.integers(1, len(y)))
+    whole = partition(y, sites, kind, seed)  # type: ignore[arg-type]
+    parts = partition(y, sites, kind, seed, records=records)  # type: ignore[arg-type]
+    for share, part in zip(whole, parts, strict=True):
+        assert len(part) == min(records, len(share))
+        assert np.isin(part, share).all()
+        assert np.all(np.diff(part) > 0)
+
+
 @given(labels, st.data(), seeds)
 def test_iid_parts_are_nearly_equal(y: NDArray[np.int64], data: st.DataObject, seed: int) -> None:
     sizes = [len(part) for part in partition(y, data.draw(st.integers(1, len(y))), "iid", seed)]

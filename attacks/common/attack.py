@@ -50,6 +50,7 @@ class Attack(Protocol[F]):
 ATTACKS: Registry[Attack[Any]] = Registry(
     "fl_privacy.attacks",
     {
+        "inversion": "attacks.inversion.attack:ATTACK",
         "membership": "attacks.membership.attack:ATTACK",
         "metadata": "attacks.metadata.attack:ATTACK",
         "privacy-inference": "attacks.privacy_inference.attack:ATTACK",

@@ -35,11 +35,16 @@ def canaries(federation: Federation, data_dir: Path | None) -> dict[str, Dataset
     return found
 
 
+def clip_of(federation: Federation) -> float | None:
+    """The norm to which every site clips its update, as the config says."""
+    return federation.privatise.clip if isinstance(federation.privatise, Ldp) else None
+
+
 class Trainer:
     """The federation's public training protocol, run by the attacker on its own data."""
 
     def __init__(self, federation: Federation, auxiliary: Auxiliary) -> None:
-        self._auxiliary, self._privatise = auxiliary, federation.privatise
+        self._auxiliary, self._clip = auxiliary, clip_of(federation)
         self._model, self._recipe = model_of(federation), recipe_of(federation)
         self._layout = vector.flatten(self._model)[1]
 
@@ -50,5 +55,4 @@ class Trainer:
             vector.load(self._model, start, self._layout)
             fit(self._model, data, self._recipe, seed + index)
             made[index] = vector.flatten(self._model)[0] - start
-        clip = self._privatise.clip if isinstance(self._privatise, Ldp) else None
-        return made if clip is None else np.stack([ldp.clip(update, clip) for update in made])
+        return made if self._clip is None else np.stack([ldp.clip(update, self._clip) for update in made])

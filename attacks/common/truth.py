@@ -21,6 +21,7 @@ from fl_privacy.steps.base import Seat
 from fl_privacy.tasks import accepted
 from fl_privacy.tasks.attacker import Facts, facts_of
 from fl_privacy.tasks.canaries import expected
+from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript.events import Event, Mixing, Row
 from fl_privacy.transcript.read import Run, View
@@ -67,13 +68,14 @@ class Truth:
         accepted.check_here(self.federation, states)  # a run that somebody sent must not bring code
         if not self.federation.audit or not run.sites:
             raise TranscriptError(f"{run.path}: holds no truth to score against; record the run with `audit: true`")
-        self._run, self._data_dir, self._rounds = run, data_dir, dict[int, RoundTruth]()
+        self.data_dir = data_dir
+        self._run, self._rounds = run, dict[int, RoundTruth]()
         self._view = cache(run.view)
 
     @cached_property
     def labels(self) -> Ints:
         """The attribute of every site, as its data set defines it."""
-        return self._facts.attributes(self.federation, self._data_dir)
+        return self._facts.attributes(self.federation, self.data_dir)
 
     @cached_property
     def groups(self) -> Ints:
@@ -114,6 +116,10 @@ class Truth:
             [charge for arrays in kept for name, charge in costs.items() if charge and name in arrays], delta
         )
 
+    def records(self, site: str) -> Dataset:
+        """What the site trained on, read again from the data folder."""
+        return self._work.site_data(site)
+
     def round(self, round: int) -> RoundTruth:
         """Where every value that the server received in a round came from."""
         if round not in self._rounds:
@@ -122,7 +128,7 @@ class Truth:
 
     @cached_property
     def _work(self) -> Workload:
-        return Workload(self.federation, self._data_dir)
+        return Workload(self.federation, self.data_dir)
 
     @property
     def _facts(self) -> Facts:

@@ -27,6 +27,7 @@ class Partition(Model):
         "auto", description="auto: by-site where every site has data of its own, else iid"
     )
     alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
+    records: int | None = Field(None, ge=1, description="training records per site at most; default: all are dealt out")
 
     @property
     def dealing(self) -> Literal["iid", "dirichlet", "by-site"]:
@@ -93,6 +94,8 @@ class Task(Model):
             raise ValueError("task.source: does not have the digest in task.sha256; use the files as they were written")
         if not self.is_own:
             _ = self.data_set  # its options are checked now
+        if self.partition.records is not None and self.by_site:
+            raise ValueError("task.partition.records: sites have records of their own; use iid or dirichlet")
         return self
 
     @property
@@ -126,7 +129,7 @@ class Task(Model):
         if self.records is not None or self.is_own or not self.data_set.train:
             return self.records or GUESS
         shares = len(self.data_set.sites) if self.by_site else sites
-        return max(1, self.data_set.train // shares)
+        return min(max(1, self.data_set.train // shares), self.partition.records or self.data_set.train)
 
     @property
     def label(self) -> str:

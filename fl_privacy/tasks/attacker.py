@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 from fl_privacy.registry import resolve
-from fl_privacy.tasks.data import Dataset
+from fl_privacy.tasks.data import Dataset, pool
 from fl_privacy.tasks.making import task_of
 from fl_privacy.tasks.workload import Workload
 
@@ -24,10 +24,19 @@ SITES = 96  # that an attacker makes of records which do not come by site
 
 @dataclass(frozen=True)
 class Auxiliary:
-    """An attacker's own records, which no site of the federation has, as sites; and the attribute of each site."""
+    """An attacker's own records, which no site of the federation has, as sites; and the attribute of each site.
+
+    `own` are the records before they were dealt out, each once.
+    """
 
     sites: tuple[Dataset, ...]
     labels: Ints
+    own: Dataset | None = None
+
+    @property
+    def records(self) -> Dataset:
+        """All of them, in no sites."""
+        return pool(self.sites) if self.own is None else self.own
 
 
 class Facts(Protocol):
@@ -57,7 +66,7 @@ class ByClass:
                 f"task: no auxiliary data for {where}; use a benchmark with partition iid or dirichlet, or lcl"
             )
         split = task.data_set.load(data_dir)
-        size = min(len(split.train) // len(federation.sites), len(split.test))
+        size = min(len(split.train) // len(federation.sites), len(split.test), dealt.records or len(split.test))
         alpha = dealt.alpha if dealt.kind == "dirichlet" else None
         return _drawn(split.test, split.classes, size, alpha, seed)
 
@@ -95,4 +104,4 @@ def _drawn(records: Dataset, classes: int, size: int, alpha: float | None, seed:
         )
         sites.append(records.take(rng.permutation(rows)))
         labels.append(int(counts.argmax()))
-    return Auxiliary(tuple(sites), np.array(labels))
+    return Auxiliary(tuple(sites), np.array(labels), records)

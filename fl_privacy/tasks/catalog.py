@@ -27,6 +27,7 @@ MODELS = {
     "mlp": ANY,
     "logistic": ANY,
     "lenet5": Inputs(sides=range(8, 33)),
+    "sigmoid-lenet": Inputs(sides=range(8, 65)),
     "cnn": IMAGES,
     "mobilecnn": IMAGES,
     "resnet9": IMAGES,

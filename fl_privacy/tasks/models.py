@@ -15,6 +15,7 @@ from fl_privacy.tasks.catalog import MODELS
 
 HIDDEN = (64,)
 LENET_SIDE = 32
+SIGMOID_WIDTH, SIGMOID_RANGE = 12, 0.5
 CNN_GRID = 2
 MOBILE_STEM = 32
 # Channels and stride of each separable block.
@@ -81,6 +82,22 @@ def lenet5(shape: tuple[int, ...], outputs: int) -> nn.Module:
         layers |= {f"fc{i}": nn.Linear(width, following), f"relu{i + 2}": nn.ReLU()}
     layers["out"] = nn.Linear(84, outputs)
     return nn.Sequential(layers)
+
+
+def sigmoid_lenet(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The LeNet of DLG (Zhu et al. 2019): smooth, with large initial weights, so that its gradients leak most."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    width, side = shape[0], shape[1]
+    for i, stride in enumerate((2, 2, 1), start=1):
+        layers[f"conv{i}"] = nn.Conv2d(width, SIGMOID_WIDTH, 5, stride, padding=2)
+        layers[f"sigmoid{i}"] = nn.Sigmoid()
+        width, side = SIGMOID_WIDTH, -(-side // stride)
+    layers["flat"] = nn.Flatten()
+    layers["out"] = nn.Linear(width * side**2, outputs)
+    made = nn.Sequential(layers)
+    for weight in made.parameters():
+        nn.init.uniform_(weight, -SIGMOID_RANGE, SIGMOID_RANGE)
+    return made
 
 
 def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -223,6 +240,7 @@ BUILDERS: dict[str, Builder] = {
     "mlp": mlp,
     "logistic": logistic,
     "lenet5": lenet5,
+    "sigmoid-lenet": sigmoid_lenet,
     "cnn": cnn,
     "mobilecnn": mobilecnn,
     "resnet9": resnet9,

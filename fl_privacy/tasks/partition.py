@@ -22,9 +22,15 @@ STREAM = 0x5041_5254
 
 
 def partition(
-    y: Labels, sites: int, kind: Kind, seed: int, alpha: float = 0.5, site: NDArray[np.int64] | None = None
+    y: Labels,
+    sites: int,
+    kind: Kind,
+    seed: int,
+    alpha: float = 0.5,
+    site: NDArray[np.int64] | None = None,
+    records: int | None = None,
 ) -> list[Rows]:
-    """The rows of each site, ascending; deterministic for the same arguments."""
+    """The rows of each site, ascending; deterministic for the same arguments. A site gets `records` at most."""
     if not 1 <= sites <= len(y):
         raise FederationError(f"sites: {sites} cannot share {len(y)} records; use 1 to {len(y)}")
     rng = np.random.default_rng(np.random.SeedSequence([STREAM, seed]))
@@ -36,7 +42,7 @@ def partition(
     deal = ways.get(kind)
     if deal is None:
         raise FederationError(f"task.partition.kind: {kind!r} is unknown; use {', '.join(ways)}")
-    return [np.sort(rows) for rows in deal()]
+    return [np.sort(rows[:records]) for rows in deal()]
 
 
 def deal_iid(count: int, sites: int, rng: np.random.Generator) -> list[Rows]:

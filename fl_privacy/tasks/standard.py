@@ -56,10 +56,9 @@ class Standard(Task):
         return load(self.dataset, folder).test
 
     def _partition(self, split: Split) -> list[np.ndarray]:
-        chosen, train = self._federation.task.partition, split.train
-        return partition(
-            train.y, len(self._federation.sites), chosen.dealing, self._federation.seed, chosen.alpha, train.site
-        )
+        chosen, train, sites = self._federation.task.partition, split.train, len(self._federation.sites)
+        seed = self._federation.seed
+        return partition(train.y, sites, chosen.dealing, seed, chosen.alpha, train.site, chosen.records)
 
     def _dealt(self, count: int) -> list[np.ndarray]:
         rng = np.random.default_rng(np.random.SeedSequence([HELD_OUT, self._federation.seed]))

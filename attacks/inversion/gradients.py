@@ -1,0 +1,117 @@
+"""What parties saw of each site's gradient: the update of one step, divided by the public learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attacks.common.attack import Unsuitable
+from fl_privacy.config import Federation
+from fl_privacy.errors import TranscriptError
+from fl_privacy.models.initial import initial
+from fl_privacy.transcript.events import Row
+from fl_privacy.transcript.read import View
+from fl_privacy.vector import Vector
+
+LARGEST_BATCH = 8
+ROUNDS = 4  # of a site that are matched at once
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The gradient at `model` on the coordinates in `seen`; the others are zero."""
+
+    round: int
+    row: int
+    model: Vector
+    gradient: NDArray[np.float64]
+    seen: Mask
+
+
+@dataclass(frozen=True)
+class Target:
+    """A site, and the gradients of its batch that were seen at known models; a row without a name is its own site."""
+
+    site: str | None
+    sights: tuple[Sight, ...]
+
+    @property
+    def whole(self) -> bool:
+        return all(sight.seen.all() for sight in self.sights)
+
+
+def filled(target: Target) -> Target:
+    """The same for an attacker that takes what it did not see for zeros, as the code of ERIS's authors does."""
+    return Target(target.site, tuple(replace(s, seen=np.ones_like(s.seen)) for s in target.sights))
+
+
+def batch_of(federation: Federation) -> int:
+    """The records of a site's one step per round; an error if it makes more steps, or a larger one."""
+    train, records = federation.task.train, federation.task.typical_records(len(federation.sites))
+    steps = train.epochs * -(-records // train.batch_size)
+    fix = "use task: {partition: {records: 1}, train: {epochs: 1}}"
+    if steps > 1:
+        raise Unsuitable(f"task.train: inversion needs one step per round, and sites make {steps}; {fix}")
+    if records > LARGEST_BATCH:
+        raise Unsuitable(f"task.train: inversion supports batches of {LARGEST_BATCH}, and sites have {records}; {fix}")
+    return records
+
+
+def targets(views: Mapping[str, View], federation: Federation) -> list[Target]:
+    """Every site whose update these parties saw at a model they know. A site's batch is the same in all rounds."""
+    models, joined = known_models(views, federation), dict[tuple[int, str | int], Sight]()
+    for observer, view in views.items():
+        for round in sorted(set(view.rounds) & set(models)):
+            rows = view.round(round).arrays.get("updates")
+            if rows is None:
+                continue
+            names = {event.row: event.name for event in view.events(round) if isinstance(event, Row)}
+            mine = coordinates(federation, observer, models[round].size)
+            for row, update in enumerate(rows):
+                sight = sight_of(round, row, models[round], update, mine, federation)
+                _add(joined, (round, names.get(row, row)), sight)
+    if not joined:
+        raise TranscriptError("observer: saw no update at a model it knows; add another aggregator, or the evaluator")
+    found: dict[tuple[int, str | int], list[Sight]] = {}
+    for (round, who), sight in sorted(joined.items(), key=lambda item: (item[0][0], item[1].row)):
+        found.setdefault((0 if isinstance(who, str) else round, who), []).append(sight)
+    return [Target(who if isinstance(who, str) else None, tuple(s[:ROUNDS])) for (_, who), s in found.items()]
+
+
+def known_models(views: Mapping[str, View], federation: Federation) -> dict[int, Vector]:
+    """The model that each round started from: the first is public, a server sends it, an evaluator gets the next."""
+    known = {1: initial(federation)}
+    for view in views.values():
+        for round in view.rounds:
+            arrays = view.round(round).arrays
+            if "model" in arrays:
+                known[round if "updates" in arrays else round + 1] = arrays["model"]
+    return known
+
+
+def coordinates(federation: Federation, observer: str, size: int) -> Mask:
+    """Those that this party receives: its shard, or all."""
+    cut = getattr(federation.route, "cut", None)
+    if cut is None:
+        return np.ones(size, np.bool_)
+    return np.asarray(cut(federation, size).owners == int(observer.rpartition("-")[2]))
+
+
+def sight_of(round: int, row: int, model: Vector, update: Vector, mine: Mask, federation: Federation) -> Sight:
+    """The gradient of the one SGD step that made the update; with momentum, the first step is the same."""
+    train, gradient = federation.task.train, np.zeros(model.size)
+    gradient[mine] = -update.astype(np.float64) / train.lr - train.weight_decay * model[mine].astype(np.float64)
+    return Sight(round, row, model, gradient, mine)
+
+
+def _add(joined: dict[tuple[int, str | int], Sight], key: tuple[int, str | int], sight: Sight) -> None:
+    """Colluding parties put their coordinates together."""
+    before = joined.get(key)
+    if before is not None:
+        gradient = np.where(before.seen, before.gradient, sight.gradient)
+        sight = Sight(sight.round, sight.row, sight.model, gradient, before.seen | sight.seen)
+    joined[key] = sight
