@@ -68,15 +68,6 @@ def test_the_order_of_whole_models_reveals_neither_names_nor_arrival() -> None:
     assert p_value(by_arrival) > LEAST_P
 
 
-def test_a_whole_model_keeps_its_tier() -> None:
-    """The server weights models by tier: only models of one tier can be mixed (Shuffle-DP)."""
-    values = np.repeat(np.arange(3, dtype=np.float32)[:, None], 2, axis=1)
-    header, matrix = asyncio.run(
-        play(shuffler_of("model", labelled=True), round_header("run", 1, 2), [2, 0, 1], values)
-    )
-    assert list(zip(header.tiers, matrix[:, 0], strict=True)) == [("1", 0), ("2", 1), ("4", 2)]
-
-
 def test_a_site_s_label_is_its_own_budget() -> None:
     async def main() -> None:
         service, header, update = shuffler_of("parameter", True), round_header("run", 1, 2), np.zeros(2, np.float32)

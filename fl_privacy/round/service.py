@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import fields
@@ -112,13 +112,15 @@ class Middleware(ABC):
         terms = opening.terms_of(header, cohort, self.model_digest(header, model), caller, self.federation, roster)
         if state.is_open(spec.attempt):  # by another call, while the model arrived
             return self._asked_again(state)
+        organisations = {site: roster.organisation_of(site) for site in cohort.sites}
+        round = Round(spec, self.federation.floor, time.monotonic(), organisations, self._divide)
+        alone = f"sites: a tier of this cohort has fewer than {round.least} organisations; use route.buckets"
+        require(round.hides(cohort.sites), alone)
         entry = Entry(spec.run, spec.round, spec.attempt, terms.model.hex(), spec.farewell > 0)
         await self.journalled(self.journal.open, entry)
         if state.attempt:
             state.attempt.fail("a newer attempt was opened")
             state.attempt.forget()
-        organisations = {site: roster.organisation_of(site) for site in cohort.sites}
-        round = Round(spec, self.federation.floor, time.monotonic(), organisations)
         signature = statements.sign(self.signing_key, statements.OPENED, spec.attempt)
         rows = Rows(spec.cohort, spec.length, self.coding)
         attempt = Attempt(round, terms, cohort, signature, model, rows, Counted(spec.counts), layers)
@@ -134,6 +136,10 @@ class Middleware(ABC):
         state.notify()
         self.log("opened", **spec.where, cohort=spec.cohort, quorum=spec.quorum, floor=round.floor)
         return pb.Empty()
+
+    def _divide(self, clients: Sequence[str], organisations: Sequence[str], least: int) -> list[tuple[int, ...]]:
+        """The sets that the route makes of these clients' updates."""
+        return self.federation.route.together([self._tiers[name] for name in clients], organisations, least)
 
     def model_digest(self, header: pb.RoundHeader, model: NDArray[np.float32]) -> bytes:
         """The digest that stands for the model in the attempt's terms."""
