@@ -224,6 +224,28 @@ def test_floors_count_organisations(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_run_is_continued_and_finished_by_the_server_that_opened_it() -> None:
+    async def main() -> None:
+        service, header, other = (
+            shuffler_of("parameter"),
+            round_header("run", 1, 4),
+            Context("server", "another-server"),
+        )
+        model = np.zeros(4, np.float32)
+        await opened(service, header, model)
+        foreign = bound_to(service.federation, KEYS, round_header("run", 1, 4), model)
+        with refused("PERMISSION_DENIED"):
+            await service.open(parts_of(*chunks(pb.Chunk(round=foreign), [model])), other)
+        with refused("PERMISSION_DENIED"):
+            await service.finish(pb.FinishRequest(run="run"), other)
+        for index in range(3):
+            await service.submit(submission(header, updates(3, 4)[index]), SITES[index])
+        assert (await collected(service, header))[0].phase == "released"
+        await service.finish(pb.FinishRequest(run="run"), SERVER)
+
+    asyncio.run(main())
+
+
 def test_a_failed_or_unwanted_round_keeps_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "KEPT", 0.1)
 

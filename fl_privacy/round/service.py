@@ -105,6 +105,7 @@ class Middleware(ABC):
         require(agreed, "counts: this federation's sites do not evaluate", "PERMISSION_DENIED")
         layers, cohort = self._layers(header), opening.cohort_of(header, self.federation)
         state = self._state(spec.run, create=True)
+        self._check_own(state, context)
         if state.is_open(spec.attempt):
             return self._asked_again(state)
         model = await self.prepare(state, header, parts)
@@ -166,6 +167,13 @@ class Middleware(ABC):
         name = peer(context, self.federation.name, role).name
         _caller.set(name)
         return name
+
+    def _check_own(self, state: RunState, context: Any) -> None:
+        """A run is continued and ended by the server that opened it, as long as the roster has that server's key."""
+        if state.attempt is not None:
+            owner, key = state.attempt.terms.recipient, fingerprint(certificate_of(context).public_key())
+            mine = key == owner or all(member.key != owner for member in self.keys.roster().members)
+            require(mine, "run: was opened by another server", "PERMISSION_DENIED")
 
     def _site(self, context: Any) -> str:
         """The calling site's name; a certificate outlives a site's membership."""
@@ -350,6 +358,7 @@ class Middleware(ABC):
         """The run is over: waiting sites are released and its memory is freed."""
         self._peer(context, "server")
         state = self._state(request.run)
+        self._check_own(state, context)
         if state.attempt:
             state.attempt.fail("the run was finished")
         state.finished, state.attempt, state.model, state.mail = True, None, None, Mailbox()
