@@ -300,7 +300,7 @@ def test_random_and_mutated_messages_release_nothing_alone_or_twice(
 def test_a_server_that_sends_anything_about_its_own_run_gets_nothing_alone_or_twice(
     target: Target, count: int, background: Background
 ) -> None:
-    """It settles rounds before they end, finishes the run, opens them again: rounds may fail, the next one completes."""
+    """It settles rounds before they end, finishes the run, opens them again: rounds may fail, the next completes."""
     fuzz = Fuzz(target.address, [("own", target.keys.of("server", "server"))], [target.service], seed=count)
     running = background.start(fuzz.run(count, target.about))
     failed = 0
