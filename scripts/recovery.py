@@ -14,7 +14,12 @@ DOCS = ROOT / "docs" / "recovery.md"
 RESULTS = ROOT / "build" / "faults.jsonl"
 BEGIN, END = "<!-- made by make test-faults -->\n", "<!-- end -->\n"
 HEAD = "| killed | at | in | model | charges beyond one per round |\n|---|---|---|---|---|\n"
-ENGINES = {"shuffler": "a local run, shuffler", "shards": "a local run, shards", "kits": "kits, shuffler"}
+ENGINES = {
+    "shuffler": "a local run, shuffler",
+    "shards": "a local run, shards",
+    "kits": "kits, shuffler",
+    "kits of shards": "kits, shards",
+}
 
 
 Row = dict[str, Any]

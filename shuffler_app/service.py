@@ -116,7 +116,7 @@ class Shuffler(Middleware):
         self, attempt: Attempt, clients: Sequence[str], matrix: Payload, tiers: list[str], rows: Rows
     ) -> tuple[list[str], dict[str, Any]]:
         """Mix the rows in place; the label of each, and what the log says of it."""
-        job, labels = await asyncio.to_thread(self._plan, tiers, attempt)
+        job, labels = await asyncio.to_thread(self._plan, tiers, attempt, clients)
         # How they are mixed, including the keys: only this reveals where every value came from.
         await self._record(attempt, clients, self.coding.stored(matrix), tiers, Mixing(job=job.to_json()))
         with self.metrics.phase("mixing"):
@@ -133,9 +133,10 @@ class Shuffler(Middleware):
             record = partial(self.recorder.record, **filed(attempt.round.spec))
             await asyncio.to_thread(record, arrays=arrays, tiers=tiers, events=[*rows_of(clients), event])
 
-    def _plan(self, tiers: list[str], attempt: Attempt) -> tuple[Job, list[str]]:
+    def _plan(self, tiers: list[str], attempt: Attempt, clients: Sequence[str]) -> tuple[Job, list[str]]:
         """Every mixing set with its own key, and the label of each row of the result."""
-        sets, length = self._route.groups(tiers), attempt.round.spec.length
+        round, length = attempt.round, attempt.round.spec.length
+        sets = self._route.groups(tiers, round.run_by(clients), round.least)
         made = tuple(self._set(group, tiers, attempt, number) for number, group in enumerate(sets))
         layers = tuple(map(self.coding.length, attempt.layers)) or (length,)
         return Job(self._route.level, len(tiers), length, layers, made), [t for group in sets for t in group.tiers]

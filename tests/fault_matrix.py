@@ -84,21 +84,26 @@ BY_SHARDS: dict[str, tuple[Fault, ...]] = {
         )
     ),
 }
-# What only kits have, and what they start in another way than the local engine.
+# What only kits have, and then what they start in another way than the local engine.
 BY_KITS: dict[str, tuple[Fault, ...]] = {
     "gate": at_phases("gate"),
     "relay of a site": at_phases("relay@site-0"),
     "relay of the server": at_phases("relay@server"),
     "SuperExec": at_phases("superexec@server"),
-    "others in kits": (
-        Fault("released", f"{LOOP}._record", "before"),
-        Fault("uploading", f"{SERVICE}._receive", "before", "superlink@superlink"),
-        Fault("uploading", f"{SERVICE}._receive", "before", "supernode@site-1"),
-        Fault("closed", f"{SHUFFLER}.hand_out", "before"),
-        Fault("charged", "fl_privacy.dp.ledger:Ledger.charge", "after"),
-    ),
+    **{f"{process} in kits": BY_SHUFFLER[process] for process in ("shuffler", "worker", "ServerApp")},
+    "SuperLink in kits": at_phases("superlink@superlink"),
+    "SuperNode in kits": at_phases("supernode@site-1"),
+    "ClientApp in kits": at_phases("supernode/clientapp@site-2"),
 }
-FAULTS = BY_SHUFFLER | BY_SHARDS | BY_KITS
+BY_KITS_OF_SHARDS = {f"{process} in kits": faults for process, faults in BY_SHARDS.items()}
+FAULTS = BY_SHUFFLER | BY_SHARDS | BY_KITS | BY_KITS_OF_SHARDS
+# Which federation each process is killed in.
+WHERE = {
+    **dict.fromkeys(BY_SHUFFLER, "shuffler"),
+    **dict.fromkeys(BY_SHARDS, "shards"),
+    **dict.fromkeys(BY_KITS, "kits"),
+    **dict.fromkeys(BY_KITS_OF_SHARDS, "kits of shards"),
+}
 # One kill per process: what `make test` does.
 ONCE = {
     "shuffler": [

@@ -62,7 +62,7 @@ def requests(at: pb.RoundHeader) -> Requests:
 
 
 def elsewhere(at: pb.RoundHeader) -> pb.RoundHeader:
-    """The same terms in a run of another name: what a hostile server does must not be about the honest one's run."""
+    """The same terms in a run of another name."""
     made = pb.RoundHeader()
     made.CopyFrom(at)
     made.run = "hostile"

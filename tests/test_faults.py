@@ -21,7 +21,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from commands import cli, json_of
-from fault_matrix import BY_KITS, BY_SHARDS, FAULTS, ONCE, Fault, arm
+from fault_matrix import FAULTS, ONCE, WHERE, Fault, arm
 from fl_privacy.addresses import free_port
 from fl_privacy.config import Federation
 from fl_privacy.deploy import ledgers
@@ -99,10 +99,17 @@ def locally(federation: Federation, folder: Path) -> Run:
     return Run(result.status, result.reason, path, last, charges, journals, authority)
 
 
+def hosts(federation: Federation) -> dict[str, Any]:
+    """An address for every party that listens."""
+    found: dict[str, Any] = {"superlink": f"{HERE}:{free_port()}", "aggregators": []}
+    for role, _ in federation.route.parties():
+        at = f"{HERE}:{free_port()}"
+        found |= {"aggregators": [*found["aggregators"], at]} if role == "aggregator" else {role: at}
+    return found
+
+
 def in_kits(federation: Federation, folder: Path) -> Run:
-    ports: Iterator[int] = iter(free_port, None)
-    hosts = {name: f"{HERE}:{next(ports)}" for name in ("superlink", "shuffler")}
-    made = Federation.model_validate({**federation.model_dump(exclude_defaults=True), "hosts": hosts})
+    made = Federation.model_validate({**federation.model_dump(exclude_defaults=True), "hosts": hosts(federation)})
     authority = Authority.open(folder.parent / "ca")
     provision(made, folder, authority, sign=True, choices=Choices(metrics=None))
     up_first = sorted(kit for kit in folder.iterdir() if kit.name != "server")
@@ -118,16 +125,16 @@ def in_kits(federation: Federation, folder: Path) -> Run:
     reports = [ledgers.report(site.federation, site.kit.name, site.state) for site in sites]
     charges = [int(report["charges"]) for report in reports if report]
     last = final(Path(told["path"]), told["accuracy"], told["loss"])
-    journals = list(folder.glob(f"shuffler/state/{FILE}"))
+    journals = [folder / name / "state" / FILE for name in made.route.middleware()]
     return Run(told["status"], told["reason"], Path(told["path"]), last, charges, journals, authority.pem)
 
 
 def broken(faults: Sequence[Fault], where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Break a run, and check it; returns how many charges beyond one per round the site has that paid most."""
     rounds = SPACE * (len(faults) + 1)
-    config = CONFIG.format(rounds=rounds) + (SHARDS if where == "shards" else "")
+    config = CONFIG.format(rounds=rounds) + (SHARDS if where.endswith("shards") else "")
     federation, expected = Federation.parse(config), unbroken(config)
-    kits = where == "kits"
+    kits = where.startswith("kits")
     done = arm(faults, folder, monkeypatch, kits)
     run = (in_kits if kits else locally)(federation, folder / "runs")
     happened = [faults[int(file.stem)].phase for file in sorted(done.glob("*.done"))]
@@ -167,8 +174,7 @@ def parts() -> Iterator[tuple[str, int, int]]:
 def test_a_run_completes_although_a_process_is_killed_at_every_phase(
     process: str, first: int, end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = "kits" if process in BY_KITS else "shards" if process in BY_SHARDS else "shuffler"
-    faults = FAULTS[process][first:end]
+    where, faults = WHERE[process], FAULTS[process][first:end]
     extra = broken(faults, where, tmp_path, monkeypatch)
     row = {"process": process, "first": first, "where": where, "phases": [f.phase for f in faults], "extra": extra}
     (ROOT / "build").mkdir(exist_ok=True)

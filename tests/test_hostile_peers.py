@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import psutil
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from fl_privacy.combine import mean, optimiser
 from fl_privacy.config import Federation
 from fl_privacy.deploy.processes import Fleet
+from fl_privacy.errors import RoundFailed
 from fl_privacy.files import allow_open_files
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.tls import LocalKeys
@@ -53,13 +55,16 @@ class Target:
     service: str
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     at: pb.RoundHeader = field(default_factory=pb.RoundHeader)  # the newest attempt that honest parties work on
+    turn: int = 0
 
     def play(self) -> None:
         """What honest parties want from it; raises unless they get all of it, and only that."""
         raise NotImplementedError
 
     def about(self, role: str) -> Requests:
-        return requests(elsewhere(self.at) if role == "server" else self.at)
+        """What to send as this role. Every other time, a hostile server's requests are about a run of its own."""
+        self.turn += role == "server"
+        return requests(elsewhere(self.at) if role == "server" and self.turn % 2 else self.at)
 
     def party(self, role: str) -> Keyring:
         return self.keys.of(role, HOSTILE.get(role, role))
@@ -103,6 +108,8 @@ class Shuffling(Served):
         self.at = open_round(self.middleware.server, round_header("honest", number, LENGTH, **self.terms()))
         self.send(rows)
         release = collect(self.middleware.server, self.at)
+        if release.phase == "failed":
+            raise RoundFailed(release.reason)
         assert (release.phase, release.count) in (("released", 3), ("released", 4))
         assert release.rows is not None
         assert all(np.isin(rows[:, j], release.rows[:, j]).all() for j in range(LENGTH))
@@ -286,6 +293,26 @@ def test_random_and_mutated_messages_release_nothing_alone_or_twice(
     assert fuzz.sent >= count
     assert not fuzz.unexpected, fuzz.codes
     assert memory.most < ALLOWED
+
+
+@pytest.mark.parametrize("target", ["shuffler"], indirect=True)
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=[pytest.mark.faults, pytest.mark.timeout(1800)])])
+def test_a_server_that_sends_anything_about_its_own_run_gets_nothing_alone_or_twice(
+    target: Target, count: int, background: Background
+) -> None:
+    """It settles rounds before they end, finishes the run, opens them again: rounds may fail, the next completes."""
+    fuzz = Fuzz(target.address, [("own", target.keys.of("server", "server"))], [target.service], seed=count)
+    running = background.start(fuzz.run(count, target.about))
+    failed = 0
+    while not running.done():
+        try:
+            target.play()
+        except (grpc.RpcError, RoundFailed):
+            failed += 1
+    running.result()
+    assert failed
+    assert fuzz.sent >= count
+    assert not fuzz.unexpected, fuzz.codes
 
 
 @pytest.mark.parametrize("target", ["gate"], indirect=True)

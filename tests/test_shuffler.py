@@ -68,15 +68,6 @@ def test_the_order_of_whole_models_reveals_neither_names_nor_arrival() -> None:
     assert p_value(by_arrival) > LEAST_P
 
 
-def test_a_whole_model_keeps_its_tier() -> None:
-    """The server weights models by tier: only models of one tier can be mixed (Shuffle-DP)."""
-    values = np.repeat(np.arange(3, dtype=np.float32)[:, None], 2, axis=1)
-    header, matrix = asyncio.run(
-        play(shuffler_of("model", labelled=True), round_header("run", 1, 2), [2, 0, 1], values)
-    )
-    assert list(zip(header.tiers, matrix[:, 0], strict=True)) == [("1", 0), ("2", 1), ("4", 2)]
-
-
 def test_a_site_s_label_is_its_own_budget() -> None:
     async def main() -> None:
         service, header, update = shuffler_of("parameter", True), round_header("run", 1, 2), np.zeros(2, np.float32)
@@ -229,6 +220,28 @@ def test_floors_count_organisations(tmp_path: Path) -> None:
         request = pb.CollectRequest(run="run", round=1, attempt=header.attempt)
         (release,) = [part async for part in service.collect(request, server)]
         assert release.release.reason == "3 of 4 updates came, from fewer than 3 organisations"
+
+    asyncio.run(main())
+
+
+def test_a_run_is_continued_and_finished_by_the_server_that_opened_it() -> None:
+    async def main() -> None:
+        service, header, other = (
+            shuffler_of("parameter"),
+            round_header("run", 1, 4),
+            Context("server", "another-server"),
+        )
+        model = np.zeros(4, np.float32)
+        await opened(service, header, model)
+        foreign = bound_to(service.federation, KEYS, round_header("run", 1, 4), model)
+        with refused("PERMISSION_DENIED"):
+            await service.open(parts_of(*chunks(pb.Chunk(round=foreign), [model])), other)
+        with refused("PERMISSION_DENIED"):
+            await service.finish(pb.FinishRequest(run="run"), other)
+        for index in range(3):
+            await service.submit(submission(header, updates(3, 4)[index]), SITES[index])
+        assert (await collected(service, header))[0].phase == "released"
+        await service.finish(pb.FinishRequest(run="run"), SERVER)
 
     asyncio.run(main())
 

@@ -10,7 +10,7 @@ tested without waiting. It does no I/O; whoever drives it keeps the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -71,17 +71,27 @@ class Submission:
     floor: int = 1
 
 
+Divide = Callable[[Sequence[str], Sequence[str], int], Iterable[Sequence[int]]]
+
+
+def all_together(clients: Sequence[str], organisations: Sequence[str], least: int) -> Iterable[Sequence[int]]:
+    return [range(len(clients))]
+
+
 @dataclass
 class Round:
     """One attempt at one round. `floor` is the middleware's own: the server cannot lower it.
 
     Floors count organisations, which `organisations` gives for every site: two sites of one hospital count once.
+    They hold for every set that `divide` makes of the clients, their organisations and the floor: what is mixed or
+    added up apart from the rest must hide its members by itself.
     """
 
     spec: RoundSpec
     floor: int
     opened_at: float
     organisations: Mapping[str, str] = field(default_factory=dict)
+    divide: Divide = all_together
     phase: Phase = Phase.OPENED
     reason: str = ""
     _accepted: dict[str, Submission] = field(default_factory=dict)
@@ -106,12 +116,18 @@ class Round:
 
     def may_release(self, clients: Iterable[str]) -> bool:
         """Whether these are of enough organisations to hide each other."""
-        return len({self.organisations.get(client, client) for client in clients}) >= self.least
+        return len(set(self.run_by(clients))) >= self.least
 
-    @property
-    def is_enough(self) -> bool:
-        """Whether the updates so far complete the round."""
-        return len(self._accepted) >= self.spec.quorum and self.may_release(self._accepted)
+    def run_by(self, clients: Iterable[str]) -> list[str]:
+        """The organisation of each of these clients."""
+        return [self.organisations.get(client, client) for client in clients]
+
+    def hides(self, clients: Sequence[str]) -> bool:
+        """Whether these updates may leave in the sets that are made of them; counts alone leave as one sum."""
+        if self.spec.farewell or not self.may_release(clients):
+            return self.may_release(clients)
+        sets = self.divide(clients, self.run_by(clients), self.least)
+        return all(self.may_release([clients[i] for i in members]) for members in sets)
 
     def digests(self, clients: Iterable[str]) -> list[bytes]:
         """What each of these clients sent."""
@@ -216,9 +232,11 @@ class Round:
 
     def _close(self) -> None:
         came = f"{len(self._accepted)} of {self.spec.cohort} updates came"
-        if self.is_enough:
-            self.phase = Phase.CLOSED
-        elif len(self._accepted) < self.spec.quorum:
+        if len(self._accepted) < self.spec.quorum:
             self.fail(f"{came}, {self.spec.quorum} are needed")
-        else:
+        elif not self.may_release(self._accepted):
             self.fail(f"{came}, from fewer than {self.least} organisations")
+        elif not self.hides(self.accepted):
+            self.fail(f"{came}, of a tier from fewer than {self.least} organisations; use route.buckets")
+        else:
+            self.phase = Phase.CLOSED

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import fields
@@ -106,6 +106,7 @@ class Middleware(ABC):
         require(agreed, "counts: this federation's sites do not evaluate", "PERMISSION_DENIED")
         layers, cohort = self._layers(header), opening.cohort_of(header, self.federation)
         state = self._state(spec.run, create=True)
+        self._check_own(state, context)
         if state.is_open(spec.attempt):
             return self._asked_again(state)
         model = await self.prepare(state, header, parts)
@@ -113,13 +114,15 @@ class Middleware(ABC):
         terms = opening.terms_of(header, cohort, self.model_digest(header, model), caller, self.federation, roster)
         if state.is_open(spec.attempt):  # by another call, while the model arrived
             return self._asked_again(state)
+        organisations = {site: roster.organisation_of(site) for site in cohort.sites}
+        round = Round(spec, self.federation.floor, time.monotonic(), organisations, self._divide)
+        alone = f"sites: a tier of this cohort has fewer than {round.least} organisations; use route.buckets"
+        require(round.hides(cohort.sites), alone)
         entry = Entry(spec.run, spec.round, spec.attempt, terms.model.hex(), spec.farewell > 0)
         await self.journalled(self.journal.open, entry)
         if state.attempt:
             state.attempt.fail("a newer attempt was opened")
             state.attempt.forget()
-        organisations = {site: roster.organisation_of(site) for site in cohort.sites}
-        round = Round(spec, self.federation.floor, time.monotonic(), organisations)
         signature = statements.sign(self.signing_key, statements.OPENED, spec.attempt, self.journal.id)
         rows = Rows(spec.cohort, spec.length, self.coding)
         decoder = self.coding.decoder(model.size)
@@ -136,6 +139,10 @@ class Middleware(ABC):
         state.notify()
         self.log("opened", **spec.where, cohort=spec.cohort, quorum=spec.quorum, floor=round.floor)
         return pb.Empty()
+
+    def _divide(self, clients: Sequence[str], organisations: Sequence[str], least: int) -> list[tuple[int, ...]]:
+        """The sets that the route makes of these clients' updates."""
+        return self.federation.route.together([self._tiers[name] for name in clients], organisations, least)
 
     def model_digest(self, header: pb.RoundHeader, model: NDArray[np.float32]) -> bytes:
         """The digest that stands for the model in the attempt's terms."""
@@ -162,6 +169,13 @@ class Middleware(ABC):
         name = peer(context, self.federation.name, role).name
         _caller.set(name)
         return name
+
+    def _check_own(self, state: RunState, context: Any) -> None:
+        """A run is continued and ended by the server that opened it, as long as the roster has that server's key."""
+        if state.attempt is not None:
+            owner, key = state.attempt.terms.recipient, fingerprint(certificate_of(context).public_key())
+            mine = key == owner or all(member.key != owner for member in self.keys.roster().members)
+            require(mine, "run: was opened by another server", "PERMISSION_DENIED")
 
     def _site(self, context: Any) -> str:
         """The calling site's name; a certificate outlives a site's membership."""
@@ -350,6 +364,7 @@ class Middleware(ABC):
         """The run is over: waiting sites are released and its memory is freed."""
         self._peer(context, "server")
         state = self._state(request.run)
+        self._check_own(state, context)
         if state.attempt:
             state.attempt.fail("the run was finished")
         state.finished, state.attempt, state.model, state.mail = True, None, None, Mailbox()

@@ -263,6 +263,10 @@ class Route(Choice, ABC):
         """The smallest sets of parties that must not collude; unless a route knows better, each of them alone."""
         return [Trust(parties=(name,)) for name in ("server", *self.middleware())]
 
+    def together(self, tiers: Sequence[str], organisations: Sequence[str], least: int) -> list[tuple[int, ...]]:
+        """Which updates are released as one set: a floor holds for each set. Unless a route divides them, all are."""
+        return [tuple(range(len(tiers)))]
+
     def recombinations(self, parameters: int) -> float | None:
         """log10 of the ways to reassemble one update from what is released; None unless values are mixed."""
         return None

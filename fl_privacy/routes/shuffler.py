@@ -41,7 +41,7 @@ class ShufflerRoute(Route):
 
     kind: Literal["shuffler"] = "shuffler"
     level: Literal["model", "layer", "parameter"] = "parameter"
-    n_min: int = Field(3, ge=2, description="smallest number of updates that may be released together")
+    n_min: int = Field(3, ge=2, description="fewest organisations whose updates may be mixed and released together")
     buckets: Literal["none", "published", "levelled"] = Field(
         "none",
         description="mix only within budget buckets: with IntraShuffler's merge, or with noise levelled per bucket",
@@ -68,6 +68,7 @@ class ShufflerRoute(Route):
         if self.level != "model":
             yield from by_parameter(federation, f"shuffling by {self.level}")
         if self.buckets == "none":
+            yield from self._tiers_alone(federation)
             return
         kind = federation.privatise.kind
         if federation.unit is None:
@@ -77,6 +78,19 @@ class ShufflerRoute(Route):
         elif self.buckets == "levelled" and federation.coding != FLOAT32:
             name = federation.coding.name
             yield f"route.buckets: 'levelled' adds noise to float32, and updates are {name}; use published"
+
+    def _tiers_alone(self, federation: Federation) -> Iterator[str]:
+        """Whole models are mixed within their tier, so every cohort needs enough organisations of each of its tiers."""
+        if self.level != "model":
+            return
+        away = len(federation.sites) - federation.cohort  # all of them may be of one tier
+        tiers = {site.tier for site in federation.sites}
+        for tier in sorted(tiers, key=lambda tier: float(tier or 0)):
+            few = len({one.organisation or one.name for one in federation.sites if one.tier == tier}) - away
+            if tier and few < self.n_min:
+                short = f"a cohort may have {max(few, 1)} of the {self.n_min} organisations with epsilon {tier}"
+                yield f"route.level: 'model' mixes each tier by itself, and {short}; use buckets: published"
+                return
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         n, d, coding, ticket = federation.cohort, parameters, federation.coding, tickets(federation)
@@ -94,18 +108,21 @@ class ShufflerRoute(Route):
 
         return one_update(self.n_min, parameters) if self.level == "parameter" else None
 
-    def groups(self, tiers: Sequence[str]) -> list[Group]:
-        """The mixing sets of a round.
+    def together(self, tiers: Sequence[str], organisations: Sequence[str], least: int) -> list[tuple[int, ...]]:
+        return [group.members for group in self.groups(tiers, organisations, least)]
 
-        Buckets: IntraShuffler's (Algorithm 1). Whole models keep their tier, so each tier is its own set (Shuffle-DP).
-        Otherwise all are mixed, and the labels, in ascending order, say nothing about the rows at which they stand
-        (Table 4's "No Bucket").
+    def groups(self, tiers: Sequence[str], organisations: Sequence[str] = (), least: int = 0) -> list[Group]:
+        """The mixing sets of a round; each site is its own organisation unless these are given.
+
+        Buckets: IntraShuffler's (Algorithm 1), of at least `n_min` organisations, or `least` if that is more. Whole
+        models keep their tier, so each tier is its own set (Shuffle-DP). Otherwise all are mixed, and the labels, in
+        ascending order, say nothing about the rows at which they stand (Table 4's "No Bucket").
         """
         everyone = tuple(range(len(tiers)))
         if not any(tiers):
             return [Group(everyone, ("",) * len(tiers))]
         if self.buckets != "none":
-            made = buckets.form([float(tier) for tier in tiers], self.n_min, self.label)
+            made = buckets.form([float(t) for t in tiers], max(self.n_min, least), self.label, organisations)
             return [Group(b.members, (f"{b.epsilon:g}",) * len(b.members)) for b in made]
         if self.level == "model":
             equal = {tier: tuple(i for i in everyone if tiers[i] == tier) for tier in tiers}

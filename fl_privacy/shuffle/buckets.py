@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,50 +22,60 @@ class Bucket:
     epsilon: float
 
 
-def form(epsilons: Sequence[float], n_min: int, label: Label = "min") -> list[Bucket]:
+def form(
+    epsilons: Sequence[float], n_min: int, label: Label = "min", organisations: Sequence[str] = ()
+) -> list[Bucket]:
     """Buckets of at least `n_min` clients, in order of epsilon; members are ascending indices.
+
+    With `organisations`, clients of the same one count once; as published, each client is its own.
 
     Initially, equal budgets form one bucket. While any bucket is too small, the smallest one (on ties, the one with the
     lowest epsilon) joins the neighbour that minimises (|epsilon gap|, size, epsilon). A merged bucket's epsilon is its
     smallest, which never over-trusts an update, or with `label="mean"` the mean of its members.
     """
-    _check(epsilons, n_min, label)
-    chain = _Chain(epsilons, label)
-    waiting = [(len(members), chain.labels[k], k) for k, members in enumerate(chain.members) if len(members) < n_min]
+    parties = organisations or range(len(epsilons))
+    _check(epsilons, len(set(parties)), n_min, label)
+    chain = _Chain(epsilons, parties, label)
+    waiting = [(chain.size(k), tier, k) for k, tier in enumerate(chain.labels) if chain.size(k) < n_min]
     heapq.heapify(waiting)
     while waiting:
         size, _, small = heapq.heappop(waiting)
-        if chain.gone[small] or size != len(chain.members[small]):
+        if chain.gone[small] or size != chain.size(small):
             continue  # merged since it was queued
         whole = chain.merge(small, chain.nearest(small))
-        if len(chain.members[whole]) < n_min:
-            heapq.heappush(waiting, (len(chain.members[whole]), chain.labels[whole], whole))
+        if chain.size(whole) < n_min:
+            heapq.heappush(waiting, (chain.size(whole), chain.labels[whole], whole))
     return chain.buckets()
 
 
 class _Chain:
     """Groups in order of epsilon with their neighbours, as lists rather than objects because there may be many."""
 
-    def __init__(self, epsilons: Sequence[float], label: Label) -> None:
+    def __init__(self, epsilons: Sequence[float], parties: Sequence[Hashable], label: Label) -> None:
         equal: dict[float, list[int]] = defaultdict(list)
         for index, epsilon in enumerate(epsilons):
             equal[float(epsilon)].append(index)
         self.labels = sorted(equal)
         self.members = [equal[epsilon] for epsilon in self.labels]
+        self.parties = [{parties[i] for i in members} for members in self.members]
         count = len(self.labels)
         self.left: list[int] = list(range(-1, count - 1))
         self.right: list[int] = [*range(1, count), -1]
         self.gone = [False] * count
         self._mean = label == "mean"
 
+    def size(self, k: int) -> int:
+        """How many parties have a client in it."""
+        return len(self.parties[k])
+
     def nearest(self, k: int) -> int:
         """The neighbour to merge with (Algorithm 1, line 7)."""
         left, right = self.left[k], self.right[k]
         if left < 0 or right < 0:
             return max(left, right)
-        own, labels, members = self.labels[k], self.labels, self.members
-        one = abs(labels[left] - own), len(members[left]), labels[left]
-        two = abs(labels[right] - own), len(members[right]), labels[right]
+        own, labels = self.labels[k], self.labels
+        one = abs(labels[left] - own), self.size(left), labels[left]
+        two = abs(labels[right] - own), self.size(right), labels[right]
         return left if one <= two else right
 
     def merge(self, one: int, two: int) -> int:
@@ -78,6 +88,9 @@ class _Chain:
         longer, shorter = (lower, higher) if len(lower) >= len(higher) else (higher, lower)
         longer.extend(shorter)
         self.members[low] = longer
+        many, few = sorted((self.parties[low], self.parties[high]), key=len, reverse=True)
+        many |= few
+        self.parties[low] = many
         self.gone[high] = True
         self.right[low] = self.right[high]
         if self.right[high] >= 0:
@@ -89,13 +102,13 @@ class _Chain:
         return [Bucket(tuple(sorted(self.members[k])), self.labels[k]) for k in kept]
 
 
-def _check(epsilons: Sequence[float], n_min: int, label: str) -> None:
+def _check(epsilons: Sequence[float], parties: int, n_min: int, label: str) -> None:
     if label not in ("min", "mean"):
         raise FederationError(f"label: {label!r} is unknown; use min or mean")
     if n_min < 1:
         raise FederationError(f"n_min: {n_min} is not positive; use 2 or more")
-    if len(epsilons) < n_min:
-        raise FederationError(f"n_min: {n_min} is more than the {len(epsilons)} clients; nothing is released")
+    if parties < n_min:
+        raise FederationError(f"n_min: {n_min} is more than the {parties} clients; nothing is released")
     for index, epsilon in enumerate(epsilons):
         if not (math.isfinite(epsilon) and epsilon > 0):
             raise FederationError(f"epsilon: {epsilon} of client {index} is not a budget; use a number above 0")
