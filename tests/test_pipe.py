@@ -278,9 +278,7 @@ def test_a_peer_that_does_not_read_its_reply_delays_nobody(site: tuple[Fake, str
         assert pipe.ask(path, TICKET, b"", 30)[0] == {"status": "done"}
 
 
-def test_a_silent_or_unresponsive_peer_is_dropped(
-    site: tuple[Fake, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_or_unresponsive_peer_is_dropped(site: tuple[Fake, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipe, "PATIENCE", 0.5)
     fake, path = site
     with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as deaf:
