@@ -20,11 +20,12 @@ def applies(model: nn.Module) -> bool:
 
 
 def recover(leak: Leak, shape: tuple[int, ...]) -> Array:
-    """The record of a batch of one, from the first layer of every round; grey where nothing tells."""
+    """The record of a batch of one, from the first layer of every round; its mean where nothing tells."""
     found = np.stack([_one(leak, sight) for sight in leak.target.sights])
     told = np.isfinite(found)
     mean = np.where(told, found, 0.0).sum(axis=0) / np.maximum(told.sum(axis=0), 1)
-    return np.where(told.any(axis=0), mean, 0.5).reshape(shape)
+    known = told.any(axis=0)
+    return np.where(known, mean, mean[known].mean() if known.any() else 0.5).reshape(shape)
 
 
 def _one(leak: Leak, sight: Sight) -> Array:
