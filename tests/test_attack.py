@@ -307,7 +307,7 @@ def test_the_report_has_our_number_and_the_papers(audited: Path) -> None:
 
 def test_what_cannot_be_attacked_is_refused_with_the_reason(run_dir: Path, tmp_path: Path) -> None:
     for words, reason in (
-        ((run_dir, "no-such-attack"), "'no-such-attack' is unknown; use one of inversion, metadata, "),
+        ((run_dir, "no-such-attack"), "'no-such-attack' is unknown; use one of inversion, membership, "),
         ((tmp_path, "privacy-inference"), "not a run"),
         ((run_dir, "--seeds", "0"), "seeds: 0 is not positive"),
         ((run_dir, "--observer", "server,aggregator-0"), "no view of 'aggregator-0'; use server, or record a run"),

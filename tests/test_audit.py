@@ -192,7 +192,7 @@ def test_an_unknown_attack_is_reported_before_anything_runs(
     tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert audit(written(tmp_path, attacks=["guesses"]), "--out", tmp_path / "out") == 2
-    assert "'guesses' is unknown; use one of inversion, metadata, " in capsys.readouterr().err
+    assert "'guesses' is unknown; use one of inversion, membership, " in capsys.readouterr().err
     assert engine.ran == []
 
 

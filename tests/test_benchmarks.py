@@ -25,6 +25,7 @@ LINES = {
         "masks",
     ),
     "noise": ("Gaussian noise", "Gaussian noise, extra memory"),
+    "compress": ("DSC, encode", "DSC, decode", "DSC, upload"),
     "upload": ("upload, stream to one message",),
     "memory": ("shuffler, peak memory",),
     "rounds": ("rounds, digits, 1 per message", "rounds, digits, 2 per message"),

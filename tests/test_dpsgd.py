@@ -40,6 +40,7 @@ SHAPES = {
     "mlp": (1, 8, 8),
     "logistic": (13,),
     "lenet5": (1, 12, 12),
+    "sigmoid-lenet": (1, 12, 12),
     "cnn": (3, 12, 12),
     "mobilecnn": (3, 12, 12),
     "resnet9": (3, 8, 8),

@@ -266,7 +266,8 @@ BAD = {
     "sites: 3\nroute: {kind: shuffler, buckets: published}": "route.buckets",
     "sites: 3\ncombine: {kind: fedavg, weights: epsilon}": "combine.weights",
     "sites: {count: 3, epsilon: 0}\nprivatise: {kind: ldp}": "epsilon",
-    PRIVATE + "route: {kind: shards}\ncombine: {kind: fedavg, weights: epsilon}": "combine.weights",
+    PRIVATE + "route: {kind: shards}\ncombine: {kind: fedavg, weights: records}": "combine.weights",
+    "sites: 3\ncombine: {kind: fedavg, weights: records}": "combine.weights",
 }
 
 
