@@ -8,12 +8,14 @@ from benchmarks.kernels import COLUMNS, KEY, QUICK_COLUMNS, ratio
 from benchmarks.result import Result
 from fl_privacy.shard.subset import subset
 from fl_privacy.steps.compress.dsc import Dsc, Shift
+from fl_privacy.wire.buffers import keep_buffers
 
 FRACTION = 0.01
 
 
 def run(quick: bool = False) -> list[Result]:
-    """The sender's and the receiver's side of a round, each with its own reference."""
+    """Both ends of a round, each with its own reference; buffers are reused, as in a worker."""
+    keep_buffers()
     size, repeats = (QUICK_COLUMNS, 1) if quick else (COLUMNS, 9)
     update = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
     copy, sender, receiver = np.zeros_like(update), Shift(size, FRACTION), Shift(size, FRACTION)
