@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from fl_privacy.config import Federation
 from fl_privacy.crypto.keys import derive
 from fl_privacy.errors import ConfigError, FederationError, ProtocolError
-from fl_privacy.shard.compressors import BLOCK, Quantised, Sparse, step_size
+from fl_privacy.shard.compressors import BLOCK, Quantised, Sparse
 from fl_privacy.shard.subset import subset
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.steps.compress.dsc import HEAD, Compressing, Dsc, DscMean, Message, Shift
@@ -93,11 +93,6 @@ def test_the_reference_follows_an_update_that_does_not_change() -> None:
         shift.encode(update, key(round))
         errors.append(float(np.linalg.norm(shift.reference - update)))
     assert errors[-1] < 0.05 * float(np.linalg.norm(update))
-
-
-def test_known_step_sizes() -> None:
-    assert step_size(0) == pytest.approx(math.sqrt(0.5))
-    assert step_size(19) == pytest.approx(math.sqrt(39 / 16000))
 
 
 def test_only_a_key_and_the_values_travel() -> None:

@@ -306,3 +306,10 @@ def test_the_command_reports_every_measure_beside_chance_and_draws_pictures(
     assert (run / picture).read_bytes().startswith(b"\x89PNG")
     assert json.loads((run / "attacks" / "inversion.aggregator-0.json").read_text()) == found
     assert cli("transcript", "verify", run).returncode == 0
+
+
+def test_compressed_updates_are_refused_instead_of_misread() -> None:
+    """A message of DSC is no part of a gradient."""
+    dsc = "sites: 3\nroute: {kind: shards}\ncompress: {kind: dsc}\ntask: {partition: {records: 1}, train: {epochs: 1}}"
+    with pytest.raises(Unsuitable, match=r"compress\.kind: inversion does not support dsc"):
+        batch_of(Federation.parse(dsc))

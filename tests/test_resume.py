@@ -131,12 +131,12 @@ def test_evaluations_are_charged_too_and_covered_only_with_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "stated"),
     [("evaluate: sites", True), ("evaluate: sites\nroute: {kind: shuffler, n_min: 4}", False), ("", False)],
 )
-def test_a_run_says_that_sums_over_different_cohorts_tell_about_sites(text: str, told: bool) -> None:
+def test_a_run_says_that_sums_over_different_cohorts_tell_about_sites(text: str, stated: bool) -> None:
     found = guarantee(Federation.parse(f"sites: 4\n{text}"), Asked(Counter(), Counter()))
-    assert (TELLING in found.not_covered) is told
+    assert (TELLING in found.not_covered) is stated
 
 
 def test_what_depends_on_a_site_s_records_is_left_to_its_ledger() -> None:

@@ -53,6 +53,8 @@ def batch_of(federation: Federation) -> int:
     """The records of a site's one step per round; an error if it makes more steps, or a larger one."""
     train, records = federation.task.train, federation.task.typical_records(len(federation.sites))
     steps = train.epochs * -(-records // train.batch_size)
+    if federation.coding.by_part:
+        raise Unsuitable(f"compress.kind: inversion does not support {federation.compress.kind}; use none")
     fix = "use task: {partition: {records: 1}, train: {epochs: 1}}"
     if steps > 1:
         raise Unsuitable(f"task.train: inversion needs one step per round, and sites make {steps}; {fix}")

@@ -92,9 +92,10 @@ class Member:
         self._seat.sent.keep(self._terms, self._journals)
         parts = [payload] * len(self._stubs) if at.farewell else self._parts.split(payload)
         shares = [None] * len(parts) if counts is None else self._shares(at, counts)
+        terms = self._said()
         with self._metrics.phase("uploading"):
             uploads = [
-                self._pool.submit(client.patiently, partial(self._submit, stub, part, sent(share)), self._until)
+                self._pool.submit(client.patiently, partial(self._submit, stub, part, sent(share), terms), self._until)
                 for stub, part, share, header in zip(self._stubs, parts, shares, self._headers, strict=True)
                 if header.round
             ]
@@ -108,12 +109,15 @@ class Member:
             with suppress(grpc.RpcError):
                 stub.abstain(pb.AbstainRequest(**at.where), timeout=CALL)
 
-    def _submit(self, stub: rpc.Stub, part: Payload, counts: bytes) -> bool:
-        left, config = max(1.0, self._until - time.monotonic()), self._federation
-        head = self._seat.head(self._first.run) or b""
-        terms: dict[str, Any] = {"tier": self._seat.tier, "floor": self._seat.floor(), "counts": counts, "head": head}
-        terms |= {"ledger": self._seat.ledger.statement(), "records": self._seat.records}
-        return client.submit(stub, self._first, part, left, config.coding, **terms)
+    def _said(self) -> dict[str, Any]:
+        """What the header of every part says of this site."""
+        seat, head = self._seat, self._seat.head(self._first.run) or b""
+        said: dict[str, Any] = {"tier": seat.tier, "floor": seat.floor(), "records": seat.records}
+        return {**said, "head": head, "ledger": seat.ledger.statement()}
+
+    def _submit(self, stub: rpc.Stub, part: Payload, counts: bytes, terms: dict[str, Any]) -> bool:
+        left = max(1.0, self._until - time.monotonic())
+        return client.submit(stub, self._first, part, left, self._federation.coding, counts=counts, **terms)
 
     def _shares(self, at: At, counts: Counts) -> list[Counts]:
         """The counts, shared over the middleware; the same shares when the same counts of an attempt are sent again.

@@ -12,7 +12,7 @@ from pydantic import Field
 from fl_privacy.choices import Model
 from fl_privacy.coding import FLOAT32, Coding, Payload
 from fl_privacy.errors import ConfigError, RoundFailed
-from fl_privacy.round.settlement import SETTLEMENTS, Decision, Failures, Settlement
+from fl_privacy.round.settlement import SETTLEMENTS, Failures, Settlement
 from fl_privacy.round.terms import joined
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, Trust, by_parameter, tickets
 from fl_privacy.scores.shares import added
@@ -195,10 +195,9 @@ class AtServer:
         if not ask.farewell:
             releases = self._failures.of(releases, ask.round)
         decisions = self._settling.decide(releases, ask.terms.quorum)
-        if all(decision.problem for decision in decisions):
-            self._round.settle(ask, [Decision(problem=decision.problem) for decision in decisions])
-            raise RoundFailed(decisions[0].problem)
         replies = self._round.settle(ask, decisions)
+        if all(decision.problem for decision in decisions):
+            raise RoundFailed(decisions[0].problem)
         outcome = Outcome(max(decision.updates for decision in decisions if not decision.problem), receipts=receipts)
         # The sum is in none of the aggregators' sums, but in all of them together.
         shares = [counts for reply in replies if reply and (counts := counts_in(reply.counts)) is not None]

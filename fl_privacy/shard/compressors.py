@@ -133,11 +133,6 @@ class Quantised:
         return (drawn.astype(np.float32) * np.float32(2.0**-24)).reshape(self._blocks, BLOCK)
 
 
-def step_size(omega: float) -> float:
-    """gamma = sqrt((1 + 2 omega) / (2 (1 + omega)^3)), with which DSC's reference follows (ERIS, Theorem 3.3)."""
-    return math.sqrt((1 + 2 * omega) / (2 * (1 + omega) ** 3))
-
-
 def _sendable(values: Vector) -> Vector:
     if not (np.abs(values) < LARGEST).all():
         raise FederationError("update: too large to be compressed as float32; lower task.train.lr")

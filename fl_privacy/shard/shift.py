@@ -8,7 +8,8 @@ import numpy as np
 
 from fl_privacy.crypto import keys
 from fl_privacy.errors import FederationError
-from fl_privacy.shard.compressors import Compressor, Packed, Sparse, step_size
+from fl_privacy.shard.compressors import Compressor, Packed, Sparse
+from fl_privacy.theory.utility import shift_step
 from fl_privacy.vector import Vector
 
 
@@ -27,7 +28,7 @@ class Shift:
         self, d: int, p: float = 1.0, *, reference: Vector | None = None, compressor: Compressor | None = None
     ) -> None:
         self._compressor = compressor or Sparse(d, p)
-        self.gamma = step_size(self._compressor.omega)
+        self.gamma = shift_step(self._compressor.omega)
         self.reference = np.zeros(d, np.float32) if reference is None else reference.copy()
 
     def encode(self, update: Vector, key: bytes) -> Message:

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fl_privacy.steps.compress.baseline import Baseline, count_of, words
+from fl_privacy.shard.subset import subset
+from fl_privacy.steps.compress.baseline import Baseline, count_of
 from fl_privacy.vector import Vector
 
 SEED_BYTES = 32
@@ -16,7 +17,7 @@ SEED_BYTES = 32
 def random_k(update: Vector, count: int, key: bytes) -> Vector:
     """`count` entries drawn without replacement, times d/k: unbiased, with omega = d/k - 1."""
     kept = np.zeros_like(update)
-    chosen = np.argpartition(words(update.size, key), count - 1)[:count]
+    chosen = subset(update.size, count, key)
     kept[chosen] = update[chosen] * np.float32(update.size / count)
     return kept
 
