@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.server.superlink.fleet.vce.backend import Backend
 
 from fl_privacy.deploy import flower
-from fl_privacy.deploy.processes import die_with_parent
+from fl_privacy.deploy.parent import die_with_parent
 from fl_privacy.errors import FederationError
 from fl_privacy.ops.log import Log
 

@@ -24,6 +24,7 @@ from fl_privacy.identity.tls import LocalKeys
 
 APP = Path(__file__).parent / "flower_app"
 START = 60.0
+SUPERNODE = "flwr.supernode.cli.flower_supernode"  # the module of its program
 
 
 def program(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -14,11 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
 from fl_privacy.deploy import environment
+from fl_privacy.deploy.forkserver import Forked, ForkServer
+from fl_privacy.deploy.parent import dying_with_us
 from fl_privacy.errors import LaunchError
 from fl_privacy.files import rotate
 from fl_privacy.ops.tail import Tail
@@ -29,16 +30,6 @@ POLL = 0.05
 OLD_LOGS = 9
 LARGEST_LOG = 10 * 2**20
 OWN_LOG = "serve"  # where `site start` sends the output of the serving process
-PR_SET_PDEATHSIG = 1
-LAUNCH = f"""
-import ctypes, os, sys
-ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGTERM)})
-if os.getppid() == int(sys.argv[1]):
-    try:
-        os.execvp(sys.argv[2], sys.argv[2:])
-    except OSError as error:
-        sys.exit(f"{{sys.argv[2]}}: {{error.strerror}}")
-"""
 
 
 @dataclass
@@ -46,7 +37,7 @@ class Child:
     """A running process and its log."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     log: Path
     _family: dict[int, float] = field(default_factory=dict)
 
@@ -78,7 +69,7 @@ class Child:
 
     def why(self) -> str:
         """Why an exited process exited."""
-        code = self.process.returncode
+        code = self.process.returncode or 0
         return f"killed by {signal.Signals(-code).name}" if code < 0 else self.tail() or f"exit code {code}"
 
     def tail(self, lines: int = 3) -> str:
@@ -97,6 +88,7 @@ class Fleet:
 
     def __init__(self, logs: Path, pid_file: Path) -> None:
         self.children: dict[str, Child] = {}
+        self.forks: dict[bool, ForkServer] = {}  # for processes that are confined, and for those that are not
         self._logs = logs
         self._pid_file = pid_file
         logs.mkdir(parents=True, exist_ok=True)
@@ -108,18 +100,27 @@ class Fleet:
         """Start a process with `env` added to what it inherits; `confined` ones inherit nothing."""
         log = self.log(name)
         with log.open("ab") as output:
-            process = subprocess.Popen(
-                _dying_with_us(command),
+            everything = {**({} if confined else environment.own()), **(env or {})}
+            process = self._fork(command, everything, output, confined) or subprocess.Popen(
+                dying_with_us(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**({} if confined else environment.own()), **(env or {})},
+                env=everything,
                 start_new_session=True,
             )
         self.children[name] = Child(name, process, log)
         pids = {child.name: child.process.pid for child in self.children.values()}
         self._pid_file.write_text(json.dumps(pids))
         return self.children[name]
+
+    def _fork(self, command: Sequence[str], env: Mapping[str, str], output: BinaryIO, confined: bool) -> Forked | None:
+        """The process as a fork, if there is a fork server for its kind."""
+        if confined not in self.forks or command[0] != sys.executable:
+            return None
+        with suppress(OSError):
+            return self.forks[confined].start(command, env, output)
+        return None
 
     def log(self, name: str) -> Path:
         """A new log file; the last few old ones are kept, and number 1 is the newest."""
@@ -188,23 +189,9 @@ class Fleet:
             child.process.wait()
             del self.children[child.name]
         if not self.children:
+            for server in self.forks.values():
+                server.stop()
             self._pid_file.unlink(missing_ok=True)
-
-
-def die_with_parent() -> None:
-    """On Linux, have the kernel end the child if we are killed; other systems cannot."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _dying_with_us(command: Sequence[str]) -> list[str]:
-    """The command, started by way of one that does the same in its own process.
-
-    Python code between fork and exec may crash or hang where threads run, such as those of gRPC.
-    """
-    if sys.platform != "linux":
-        return list(command)
-    return [sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), *command]
 
 
 def _alive(child: Child) -> bool:

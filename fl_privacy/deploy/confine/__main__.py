@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fl_privacy.deploy.confine import Means, kernel, landlock, reachable_sockets, seccomp, user, view
 from fl_privacy.deploy.confine.landlock import Allowed
+from fl_privacy.deploy.forkserver import become
 
 # Of /proc, only what describes the machine: the rest exposes other processes, at least their environment.
 PROC = ("cpuinfo", "meminfo", "stat", "uptime", "loadavg", "version", "filesystems", "sys")
@@ -33,7 +34,7 @@ def main() -> None:
         print(f"confinement: required, but code of a run could {'; '.join(found.missing)}", file=sys.stderr)
         sys.exit(FAILED)
     else:
-        os.execvp(options.command[0], options.command)
+        become(options.command)
 
 
 def confine(node: Path, given: Allowed, uid: int | None) -> Means:
