@@ -65,6 +65,8 @@ BY_SHUFFLER: dict[str, tuple[Fault, ...]] = {
     "SuperLink": at_phases("superlink"),
     "SuperNode": at_phases("supernode-site-1"),
     "ClientApp": at_phases("supernode-site-2/clientapp"),
+    "fork server": at_phases("^worker-site-0"),
+    "fork server of SuperNodes": at_phases("^supernode-site-0"),
 }
 BY_SHARDS: dict[str, tuple[Fault, ...]] = {
     "aggregator": (

@@ -50,18 +50,23 @@ def reached(point: str, when: str) -> None:
 
 
 def others(name: str) -> list[int]:
-    """A process by its name in a table of processes, `name/program`: what it started, `name@kit`: that of one kit."""
+    """A process by its name in a table of processes.
+
+    `name/program` is what it started, `^name` what it is a fork of, and `name@kit` that of one kit.
+    """
     import psutil
 
     name, _, kit = name.partition("@")
     parent, _, program = name.partition("/")
     found = []
     for table in Path(PLAN["runs"]).glob(PLAN["pids"]):
-        pid = json.loads(table.read_text()).get(parent)
+        pid = json.loads(table.read_text()).get(parent.removeprefix("^"))
         if pid is None or f"/{kit}" not in str(table):
             continue
         with contextlib.suppress(psutil.Error):  # it has just exited
-            family = psutil.Process(pid).children(recursive=True) if program else [psutil.Process(pid)]
+            named = psutil.Process(pid)
+            itself = [psutil.Process(named.ppid())] if parent.startswith("^") else [named]
+            family = named.children(recursive=True) if program else itself
             alive = [process for process in family if process.status() != psutil.STATUS_ZOMBIE]
             found += [process.pid for process in alive if program in " ".join(process.cmdline())]
     return found
