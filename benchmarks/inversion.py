@@ -19,7 +19,7 @@ from fl_privacy.shard import masks
 from fl_privacy.tasks.files import ENVIRONMENT
 from fl_privacy.tasks.workload import Workload
 
-IMAGES, QUICK_IMAGES = 16, 2
+IMAGES, QUICK_IMAGES = 16, 1
 SECONDS = 300
 CONFIG = Path(__file__).parent.parent / "configs" / "inversion.yaml"
 

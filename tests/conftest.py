@@ -18,8 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Fixtures that start a federation, a network of machines or containers. A test that uses one is end-to-end; a test
 # that starts a federation itself has `@pytest.mark.e2e`.
 WHOLE = {
-    *("audited", "colluded", "demo", "evaluated", "followed", "loot", "machines", "metered", "published", "seen"),
-    *("sharded", "shuffled", "unbroken"),
+    *("audited", "colluded", "demo", "evaluated", "followed", "loot", "machines", "metered", "published", "recorded"),
+    *("seen", "sharded", "shuffled", "unbroken"),
     *("image", "stack", "world"),
 }
 SLOWEST = ("test_hosts", "test_federation", "test_benchmarks", "test_extending", "test_attack", "test_audited_kits")

@@ -40,22 +40,41 @@ def saved() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in FOLDER.iterdir()}
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.e2e] if name in PROCESSES else []) for name in program.BENCHMARKS]
-)
-def test_the_quick_size_reports_every_number_and_saves_none(name: str) -> None:
-    before = saved()
+def quick(name: str) -> str:
+    """What the quick size prints in a process of its own."""
     command = [sys.executable, "-m", "benchmarks", "--quick", "--only", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
-    found = [re.fullmatch(r"(.+?) {2,}([\d.e+-]+) (\S.*?) {2,}not judged", row) for row in done.stdout.splitlines()]
-    assert all(found), done.stdout
+    return done.stdout
+
+
+def check(name: str, printed: str) -> None:
+    found = [re.fullmatch(r"(.+?) {2,}([\d.e+-]+) (\S.*?) {2,}not judged", row) for row in printed.splitlines()]
+    assert all(found), printed
     assert tuple(row[1] for row in found if row) == LINES[name]
     for row in found:
         assert row is not None
         value = float(row[2])
         assert value > 0 or (value == 0 and "extra memory" in row[1]), row[0]
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", PROCESSES)
+def test_the_quick_size_of_whole_parties_reports_every_number_and_saves_none(name: str) -> None:
+    before = saved()
+    check(name, quick(name))
+    assert saved() == before
+
+
+@pytest.mark.parametrize("name", [name for name in program.BENCHMARKS if name not in PROCESSES])
+def test_the_quick_size_reports_every_number_and_saves_none(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = saved()
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", "--only", name])
+    assert program.main() == 0
+    check(name, capsys.readouterr().out)
     assert saved() == before
 
 

@@ -250,14 +250,14 @@ def test_a_grid_is_one_picture() -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = up(config(), "simulation", tmp_path_factory.mktemp("runs"))
     assert result.status == "completed", result.reason
     return Path(result.path)
 
 
-def test_colluding_aggregators_join_their_coordinates(run: Path) -> None:
-    opened = open_run(run)
+def test_colluding_aggregators_join_their_coordinates(recorded: Path) -> None:
+    opened = open_run(recorded)
     views = {name: opened.view(name) for name in ("aggregator-0", "aggregator-1")}
     used = work()
     for target in targets(views, used.federation):
@@ -270,9 +270,9 @@ def test_colluding_aggregators_join_their_coordinates(run: Path) -> None:
         np.testing.assert_array_equal(target.sights[0].gradient, -update.astype(np.float64))
 
 
-def test_the_evaluator_adds_the_models_of_later_rounds(run: Path) -> None:
+def test_the_evaluator_adds_the_models_of_later_rounds(recorded: Path) -> None:
     """Every round is another set of equations for the same record, which solves them all."""
-    opened, used = open_run(run), work()
+    opened, used = open_run(recorded), work()
     views = {name: opened.view(name) for name in ("aggregator-0", "evaluator")}
     for target in targets(views, used.federation):
         assert [sight.round for sight in target.sights] == [1, 2]
@@ -284,10 +284,10 @@ def test_the_evaluator_adds_the_models_of_later_rounds(run: Path) -> None:
 
 @pytest.mark.e2e
 def test_the_command_reports_every_measure_beside_chance_and_draws_pictures(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FL_PRIVACY_DATA", raising=False)
-    words = ("attack", run, "inversion", "--observer", "aggregator-0", "--seeds", "1", "--json")
+    words = ("attack", recorded, "inversion", "--observer", "aggregator-0", "--seeds", "1", "--json")
     found = json_of(cli(*words))["attacks"]["inversion"]
     measures = found["measures"]
     for method in ("dlg", "idlg"):
@@ -303,9 +303,9 @@ def test_the_command_reports_every_measure_beside_chance_and_draws_pictures(
     assert not [name for name in measures if "lpips" in name or name.startswith("analytic")]
     assert "LPIPS was not measured" in found["notes"][0]
     (picture,) = found["pictures"]
-    assert (run / picture).read_bytes().startswith(b"\x89PNG")
-    assert json.loads((run / "attacks" / "inversion.aggregator-0.json").read_text()) == found
-    assert cli("transcript", "verify", run).returncode == 0
+    assert (recorded / picture).read_bytes().startswith(b"\x89PNG")
+    assert json.loads((recorded / "attacks" / "inversion.aggregator-0.json").read_text()) == found
+    assert cli("transcript", "verify", recorded).returncode == 0
 
 
 def test_compressed_updates_are_refused_instead_of_misread() -> None:
