@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from fl_privacy.deploy import environment, flower
+from fl_privacy.deploy import flower
 from fl_privacy.deploy.commands import LOOPBACK, Ports, processes
 from fl_privacy.deploy.engines.follow import Submitted
 from fl_privacy.deploy.engines.workspace import Workspace
-from fl_privacy.deploy.forkserver import ForkServer
-from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.place import Place
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.errors import LaunchError
-from fl_privacy.roles import ROLES
 
 
 def start(workspace: Workspace, app: Path = flower.APP) -> Submitted:
@@ -26,7 +22,7 @@ def start(workspace: Workspace, app: Path = flower.APP) -> Submitted:
     Start-up is most of a short run's time: the run is submitted as soon as the SuperLink answers, so that the ServerApp
     loads while the sites do, and waits for them itself.
     """
-    _load(workspace)
+    workspace.load(confined=("fl_privacy.deploy.confine", flower.SUPERNODE))
     workspace.prepare()
     superlink, ports = workspace.place("superlink", "superlink"), Ports.free()
     address = f"{LOOPBACK}:{ports.superlink}"
@@ -54,19 +50,6 @@ def start(workspace: Workspace, app: Path = flower.APP) -> Submitted:
     for worker in workers:
         workspace.supervisor.wait(worker)
     return submitted
-
-
-def _load(workspace: Workspace) -> None:
-    """Begin to load what several processes need; those that run shipped code are forks of one that knows nothing."""
-    if sys.platform != "linux":
-        return
-    ours = {ROLES[role].module for role, _ in parties(workspace.federation)} - {""}
-    workspace.fleet.forks = {
-        False: ForkServer(sorted(ours), environment.own()),
-        True: ForkServer(("fl_privacy.deploy.confine", flower.SUPERNODE), environment.confined(workspace.home)),
-    }
-    for server in workspace.fleet.forks.values():
-        server.load()
 
 
 @dataclass

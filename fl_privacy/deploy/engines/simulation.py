@@ -13,6 +13,8 @@ from fl_privacy.deploy.engines.workspace import Workspace
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.deploy.supervise import Watched
 
+SITES = "client_app.forks"
+
 
 class Running:
     """The status of a run without a SuperLink: it is running for as long as its process lives."""
@@ -26,6 +28,7 @@ class Running:
 
 def start(workspace: Workspace) -> Submitted:
     """Start the middleware, and the process that runs the ServerApp and forks the sites."""
+    workspace.load(SITES)
     workspace.prepare()
     workspace.start_middleware()
     facts = {
@@ -46,7 +49,7 @@ def start(workspace: Workspace) -> Submitted:
         workspace.write_server_plan(invite_every_round=not resident)
 
     plan()
-    command = [sys.executable, "-m", "client_app.forks", "--home", str(workspace.private)]
+    command = [sys.executable, "-m", SITES, "--home", str(workspace.private)]
     command += ["--sites", str(sites), "--processes", str(processes)]
     workspace.supervise(Watched(Process("simulation", command), flower.direct(), plan))
     # A process that was restarted continues the run by itself.

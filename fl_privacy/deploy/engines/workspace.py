@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fl_privacy.config import Address, Federation
-from fl_privacy.deploy import ledgers, rosters
+from fl_privacy.deploy import environment, ledgers, rosters
 from fl_privacy.deploy.commands import Ports, Process, processes, variables
+from fl_privacy.deploy.forkserver import ForkServer
 from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.place import Place
 from fl_privacy.deploy.plan import ServerPlan
@@ -59,6 +61,21 @@ class Workspace:
     @property
     def middleware(self) -> list[Address]:
         return self.addresses["middleware"]
+
+    def load(self, *ours: str, confined: Iterable[str] = ()) -> None:
+        """Begin to load what several processes need: the parties' modules, and others of `ours`.
+
+        Processes that run shipped code are forks of one that has loaded `confined` in an environment without secrets.
+        """
+        if sys.platform != "linux":
+            return
+        known = (ROLES[role] for role, _ in parties(self.federation))
+        modules = {role.module for role in known if role.module and (confined or not role.has_node)}
+        self.fleet.forks[False] = ForkServer(sorted(modules.union(ours)), environment.own())
+        if confined:
+            self.fleet.forks[True] = ForkServer(list(confined), environment.confined(self.home))
+        for server in self.fleet.forks.values():
+            server.load()
 
     def prepare(self) -> None:
         """Folders, config and a certificate for every party; on a resumed run they are there already."""
