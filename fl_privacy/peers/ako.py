@@ -14,8 +14,8 @@ RECENT = "recent"
 def exchange(models: Matrix, updates: Matrix, partitions: Sequence[Ints], round: int, kept: Arrays) -> Exchange:
     """A peer adds 1/n of its own update, and of the accumulated partition that it gets from every other peer.
 
-    A recipient gets the p partitions of a sender in turn, each with all updates since its last turn (Ako,
-    Section 3.2). So every update reaches every peer exactly once, up to p - 1 rounds late.
+    A recipient gets the p partitions of a sender in turn, each with all updates since its last turn.
+    So every update reaches every peer exactly once, up to p - 1 rounds late.
     """
     n, p = len(models), len(partitions)
     recent = np.concatenate([kept.get(RECENT, np.empty((0, *updates.shape), np.float32)), updates[None]])
