@@ -20,7 +20,7 @@ from fl_privacy.errors import FederationError, ProtocolError, reason_of, require
 from fl_privacy.identity.keyring import Keyring, accepted_roster
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, operations, serve as serve_metrics
-from fl_privacy.routes.base import Ticket
+from fl_privacy.routes.base import Ticket, check_engine
 from fl_privacy.tasks import accepted
 from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.client import explain
@@ -40,6 +40,7 @@ def main() -> int:
         log.keep(options.events)
         metrics, address = serve_metrics("site", options.site, options.metrics, log)
         federation = Federation.load(options.config)
+        check_engine(federation.route, "a worker process")
         policy_file(federation, options.site, options.state, options.trial)
         policy = OwnPolicy(federation, options.site, options.state, log)
         accepted.check(federation, options.state, policy.code)

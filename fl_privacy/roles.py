@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RUN = "{run}"  # in a path, stands for the name of a run
+PEER = "peer-"  # begins the observer of what a site of a simulation received from others
 SITES, CORE = "sites", "core"  # the two networks of a federation in containers
 
 

@@ -19,7 +19,7 @@ from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics, serve as serve_metrics
 from fl_privacy.round.best import Best
 from fl_privacy.round.checkpoints import Arrays, Checkpoints
-from fl_privacy.routes.base import Ask, Outcome, ServerSeat
+from fl_privacy.routes.base import Ask, Held, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
 from fl_privacy.transcript.events import Event, Farewell, Invited, filed
@@ -37,7 +37,7 @@ from .statement import Statement
 from .strategy import MODEL, Models, Strategy
 
 PAUSE = 1.0
-MOMENT = "moment."
+MOMENT, KEPT = "moment.", "kept."  # of arrays in a checkpoint that are no models
 # Already there: it was opened by a call that broke off.
 CLOSED = "FAILED_PRECONDITION"  # a middleware has closed the attempt for good
 PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "NOT_FOUND", "ALREADY_EXISTS", CLOSED}
@@ -59,11 +59,13 @@ class Coordinator:
         waits = self.federation.route.long_tickets and not plan.invite_every_round
         self.invitations = Invitations(self.nodes, self.federation, rounds, waits, self.log)
         self.keys = Keyring(plan.keys)
-        seat = ServerSeat(self.federation, self.layout, self.keys, plan.middleware, self.invitations)
+        place = self.federation, self.layout, self.keys, plan.middleware, self.invitations
+        seat = ServerSeat(*place, held=lambda: Held(self.models, self.kept), views=plan.run_dir / "views")
         self.route = self.federation.route.server(seat)
         self.evaluation = self._make_evaluation()
         # With shards the server holds no model, so it cannot leak one.
         self.models: Models = self.evaluation.initial
+        self.kept: Arrays = {}  # by the route
         self.checkpoints = Checkpoints(plan.run_dir / "checkpoints")
         self.done = max(self.checkpoints.rounds(), default=0)
         self.best, self.early = Best(self.federation.stop), ""
@@ -148,7 +150,9 @@ class Coordinator:
         ask, outcome = self._attempts(round, self.strategy.cohort(round, self.nodes.present()), counts=counts)
         self._record(ask, outcome)
         self._score(round - 1, outcome)
-        if outcome.rows is not None:
+        if outcome.models is not None:
+            self.models, self.kept = outcome.models, outcome.kept
+        elif outcome.rows is not None:
             with self.metrics.phase("combine"):
                 self.models = self.strategy.combine(self.models, outcome.rows, outcome.tiers)
         self._evaluate(round, outcome, time.monotonic() - began)
@@ -245,7 +249,8 @@ class Coordinator:
             if not outcome.seen:
                 return
             events.append(Farewell(round=ask.farewell))
-        arrays = {**self.models, **rows, **outcome.seen}
+        held = self.models if outcome.models is None else {}  # otherwise they are the sites'
+        arrays = {**held, **rows, **outcome.seen}
         self.view.record(ask.round, filed(ask)["attempt"], arrays, outcome.tiers, events)
 
     def _evaluate(self, round: int, outcome: Outcome, seconds: float) -> None:
@@ -259,19 +264,23 @@ class Coordinator:
 
     def _checkpoint(self, round: int) -> None:
         moments = {f"{MOMENT}{name}": array for name, array in self.strategy.state().items()}
+        kept = {f"{KEPT}{name}": array for name, array in self.kept.items()}
         with self.metrics.phase("checkpoint"):
-            self.checkpoints.save(round, {**moments, **self.models}, self.best.round)
+            self.checkpoints.save(round, {**moments, **kept, **self.models}, self.best.round)
         self.done = round
 
     def _resume(self, saved: Arrays) -> None:
-        moments = {k.removeprefix(MOMENT): array for k, array in saved.items() if k.startswith(MOMENT)}
-        self.models = _models(saved)
-        self.strategy.restore(self.models, moments)
+        self.models, self.kept = _models(saved), _under(KEPT, saved)
+        self.strategy.restore(self.models, _under(MOMENT, saved))
 
 
 def _models(saved: Arrays) -> Models:
     """The models of a checkpoint."""
-    return {name: array for name, array in saved.items() if not name.startswith(MOMENT)}
+    return {name: array for name, array in saved.items() if not name.startswith((MOMENT, KEPT))}
+
+
+def _under(prefix: str, saved: Arrays) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in saved.items() if name.startswith(prefix)}
 
 
 def _reason(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.registry import packages
 from fl_privacy.routes.base import Ask
 from fl_privacy.tasks.making import task_of
-from fl_privacy.transcript.run import MANIFEST, load_manifest
+from fl_privacy.transcript.run import MANIFEST, VIEWS, load_manifest
 from fl_privacy.transcript.signing import utc_now
 from fl_privacy.vector import Layout
 
@@ -40,11 +40,16 @@ class Statement:
             "versions": {**{name: version(name) for name in VERSIONS}, **packages()},
             "seed": federation.seed,
             "layout": self._layout.to_json(),
-            "observers": self._plan.observers,
+            "observers": {**self._plan.observers, **self._simulated()},
             "evaluation": evaluate.statement(federation),
             "task": {"name": task.label, "sha256": task.sha256, "preprocessing": task_of(federation).preprocessing},
             **self.now(self._done),
         }
+
+    def _simulated(self) -> dict[str, str]:
+        """The views that the route records itself."""
+        names = self._federation.route.observers(self._federation) if self._federation.audit else []
+        return {name: f"{VIEWS}/{name}" for name in names}
 
     def ask(self, ask: Ask) -> None:
         """The ledgers of these sites may be charged, for an update or an evaluation or both."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from attacks.common.attack import Unsuitable
 from fl_privacy.errors import TranscriptError
 from fl_privacy.transcript.events import Farewell, Invited
 from fl_privacy.transcript.read import View
@@ -52,7 +53,7 @@ def as_received(rows: Matrix) -> NDArray[np.int64]:
 def _one(view: View, number: int) -> Observation:
     arrays, tiers = view.round(number)
     if "updates" not in arrays or "model" not in arrays:
-        raise TranscriptError(
+        raise Unsuitable(
             f"{view.folder}: round {number} has no updates; this attack needs a run with route server or shuffler"
         )
     rows = arrays["updates"]

@@ -17,7 +17,7 @@ class Membership:
     """Parties that know the protocol, the masks, the global models, the candidates, and perhaps similar records."""
 
     name = "membership"
-    observers = ("aggregator-*", "evaluator", "server", "shuffler")
+    observers = ("aggregator-*", "evaluator", "peer-*", "server", "shuffler")
     needs: frozenset[Need] = frozenset({"auxiliary", "canaries", "models"})
 
     def run(self, views: Mapping[str, View], knowledge: Knowledge, seed: int) -> Findings:

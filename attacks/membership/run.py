@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.common.knowledge import Knowledge
+from attacks.membership.peers import observe
 from attacks.membership.probe import Probe
-from attacks.membership.seen import Part, Seen, Vector, observe
+from attacks.membership.seen import Part, Seen, Vector
 from attacks.membership.shadows import Shadows
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.transcript.read import View

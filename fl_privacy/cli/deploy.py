@@ -42,8 +42,10 @@ def provision(
     from fl_privacy.deploy.kits.provision import Choices, provision as write
     from fl_privacy.identity.anchor import Anchor
     from fl_privacy.identity.pki import Authority
+    from fl_privacy.routes.base import check_engine
 
     federation = Federation.load(config)
+    check_engine(federation.route, "kits")
     wanted = None
     if services:
         federation, wanted = compose.addressed(federation), compose.mounted(federation, out_dir)

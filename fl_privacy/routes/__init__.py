@@ -9,6 +9,9 @@ ROUTES: Registry[type[Route]] = Registry(
         "server": "fl_privacy.routes.server:ServerRoute",
         "shuffler": "fl_privacy.routes.shuffler:ShufflerRoute",
         "shards": "fl_privacy.routes.shards:ShardsRoute",
+        "shatter": "fl_privacy.routes.shatter:ShatterRoute",
+        "ako": "fl_privacy.routes.ako:AkoRoute",
+        "q-dpsgd-1": "fl_privacy.routes.q_dpsgd_1:QDpsgd1Route",
     },
     Route,
 )

@@ -7,8 +7,9 @@ for its cost, the config for its demands. No other code tests its kind.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import Field
@@ -63,6 +64,8 @@ class Outcome:
     """What the server received: rows and tiers (on routes that show it any), receipts, and the number of bytes.
 
     `counts` is the sum of the counts of `counted` sites, and `seen` all that it received of them, for its record.
+    Where sites make the next models themselves, `models` has these by site, and `kept` what the route needs of this
+    round to continue; both are saved with the checkpoint.
     """
 
     count: int
@@ -73,6 +76,21 @@ class Outcome:
     counts: Counts | None = None
     counted: int = 0
     seen: dict[str, Payload] = field(default_factory=dict)
+    models: dict[str, Vector] | None = None
+    kept: dict[str, Payload] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a run holds after its last round: models by name, and what the route asked to keep."""
+
+    models: Mapping[str, Vector]
+    kept: Mapping[str, Payload]
+
+
+def nothing_held() -> Held:
+    """Before the first round."""
+    return Held({}, {})
 
 
 class Invitations(Protocol):
@@ -148,6 +166,8 @@ class SiteSeat(Seat):
 @dataclass(frozen=True)
 class ServerSeat(Seat):
     sites: Invitations
+    held: Callable[[], Held] = nothing_held
+    views: Path | None = None  # of this run, where the route itself records what simulated parties see
 
 
 class SiteEnd(Protocol):
@@ -215,6 +235,7 @@ class ServerEnd(Protocol):
 
 
 UPDATES = "every update and who sent it"
+SIMULATION = "simulation"  # the engine
 
 
 class Trust(Model):
@@ -236,6 +257,7 @@ class Route(Choice, ABC):
     long_tickets: ClassVar[bool] = True  # one ticket may cover many rounds
     remembers: ClassVar[bool] = False  # its receivers keep what decoding needs of earlier rounds (`Coding.decoder`)
     carries_counts: ClassVar[bool] = False  # it adds up counts of evaluation, and has a farewell after the last round
+    simulated: ClassVar[bool] = False  # it exists on the simulation engine only, to be compared with
 
     @property
     def floor(self) -> int:
@@ -248,6 +270,10 @@ class Route(Choice, ABC):
 
     def middleware(self) -> list[str]:
         """The parties that sites submit to, in order."""
+        return []
+
+    def observers(self, federation: Federation) -> list[str]:
+        """Whose views its server end records under `audit: true`, besides those that parties record themselves."""
         return []
 
     def problems(self, federation: Federation) -> Iterator[str]:
@@ -271,6 +297,10 @@ class Route(Choice, ABC):
         """log10 of the ways to reassemble one update from what is released; None unless values are mixed."""
         return None
 
+    def published(self, federation: Federation, size: int, rate: float) -> float | None:
+        """Least seconds of a round by the formula of its paper, if it has one; `size` is the model's in bytes."""
+        return None
+
     @abstractmethod
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         """The cost of one full round for one party of each kind."""
@@ -282,6 +312,12 @@ class Route(Choice, ABC):
     @abstractmethod
     def server(self, seat: ServerSeat) -> ServerEnd:
         """The server's end."""
+
+
+def check_engine(route: Route, engine: str) -> None:
+    """Refuse to deploy a route that exists in simulation only."""
+    if route.simulated and engine != SIMULATION:
+        raise ConfigError(f"route.kind: {route.kind} exists in simulation only; use --engine simulation, not {engine}")
 
 
 R = TypeVar("R", bound=Route)

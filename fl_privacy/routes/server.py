@@ -64,11 +64,15 @@ class AtSite:
         yield self._terms.at, model
 
     def admit(self, at: At, model: Vector) -> None:
-        from fl_privacy.wire.stream import digest
-
         sound = model.shape == (self._seat.layout.size,) and bool(np.isfinite(model).all())
         require(sound, "model: not of this federation's layout, or not finite")
-        Terms.checked(self._terms, **self._seat.facts(digest(model))).check(self._seat.federation)
+        Terms.checked(self._terms, **self._seat.facts(self._digest(model))).check(self._seat.federation)
+
+    def _digest(self, model: Vector) -> bytes:
+        """What stands for the model in the terms."""
+        from fl_privacy.wire.stream import digest
+
+        return digest(model)
 
     def held(self) -> Sequence[bytes]:
         return ()
@@ -105,7 +109,7 @@ class AtServer:
             rows_of,
         )
 
-        self._sites.invite(ask, model)
+        self._invite(ask, model)
         until, failed = time.monotonic() + self._federation.deadline, 0
         updates, counted, receipts = dict[str, Payload](), Counted(ask.counts), list[Event]()
         while len(updates) + failed < len(ask.cohort) and time.monotonic() < until:
@@ -128,6 +132,9 @@ class AtServer:
             outcome.rows, outcome.tiers = np.stack([updates[n] for n in names]), list(map(self._tier, names))
             outcome.received = outcome.rows.nbytes
         return outcome
+
+    def _invite(self, ask: Ask, model: Vector | None) -> None:
+        self._sites.invite(ask, model)
 
     def _tier(self, site: str) -> str:
         return self._federation.site(site).tier

@@ -67,9 +67,14 @@ class Seat:
 
     def key(self, at: At, purpose: str) -> bytes:
         """Fresh for every use; seeded only if the federation is reproducible."""
-        if not self.federation.reproducible:
-            return keys.fresh()
-        return keys.derive(self.federation.seed.to_bytes(32, "big"), self.federation.name, at.round, self.site, purpose)
+        return single_use_key(self.federation, at, self.site, purpose)
+
+
+def single_use_key(federation: Federation, at: At, site: str, purpose: str) -> bytes:
+    """Fresh for every use; seeded only if the federation is reproducible."""
+    if not federation.reproducible:
+        return keys.fresh()
+    return keys.derive(federation.seed.to_bytes(32, "big"), federation.name, at.round, site, purpose)
 
 
 class Running:

@@ -27,9 +27,11 @@ class Forecast:
     fedavg: float  # seconds, with one server and uncompressed updates
     views: list[View]
     packed: dict[str, int]  # by step, the bytes of an update in a form that is simulated but not sent
+    published: float | None  # seconds, by the formula of the paper that the route is from
 
     def to_json(self) -> dict[str, Any]:
         seconds = {"updates": self.times.updates, "models": self.times.models, "fedavg": self.fedavg}
+        seconds |= {} if self.published is None else {"published": self.published}
         found = {"rate": self.rate, "distribution_time": {"total": self.times.total, **seconds}}
         return {**found, "leakage": [asdict(view) for view in self.views], "packed_bytes": self.packed}
 
@@ -39,6 +41,8 @@ class Forecast:
             f"a round takes at least {self.times.total:.4g} s on links of {self.rate / 1e6:g} MB/s ({each}), "
             f"FedAvg with one server {self.fedavg:.4g} s"
         )
+        if self.published is not None:
+            yield f"by the formula in ERIS's tables, {self.published:.4g} s"
         for step, size in self.packed.items():
             yield f"compress: {step} is simulated, and updates travel as float32; packed, one would take {size:,} bytes"
         for view in self.views:
@@ -54,4 +58,5 @@ def forecast(federation: Federation, parameters: int, costs: Sequence[Cost], rat
         raise FederationError(f"rate: {rate / 1e6:g} MB/s is not a rate; use a positive number")
     fedavg = distribution_time("fedavg", FLOAT32.nbytes(parameters), federation.cohort, rate)
     packed = {step.kind: size for step in federation.steps if (size := step.packed(parameters)) is not None}
-    return Forecast(rate, federation.rounds, times(costs, rate), fedavg, views(costs, federation), packed)
+    published = federation.route.published(federation, FLOAT32.nbytes(parameters), rate)
+    return Forecast(rate, federation.rounds, times(costs, rate), fedavg, views(costs, federation), packed, published)

@@ -203,9 +203,9 @@ def _check_signer(folder: Path, where: str, chain: Chain, expected: Expected) ->
     """The head is signed by the very party whose folder this is: a site may sign truth, and nothing but truth."""
     path = str(folder / HEAD)
     signer = check(chain.head, expected, path)
-    if signer.name != folder.name:
-        raise TranscriptError(f"{path}: view of {signer.name} lies in {where}")
-    if place(signer, path) != where:
+    if (observer := chain.head["observer"]) != folder.name:
+        raise TranscriptError(f"{path}: view of {observer} lies in {where}")
+    if place(signer, chain.head, path) != where:
         raise TranscriptError(f"{path}: a {signer.role} cannot sign {where}; sites sign truth, all others views")
     return signer
 
@@ -214,7 +214,7 @@ def _check_pin(folder: Path, where: str, chain: Chain, pinned: Head, expected: E
     """A view may have grown since the manifest pinned its head, but never shrunk or changed."""
     if "signature" in pinned:
         source = f"{MANIFEST}: heads.{where}"
-        if place(check(pinned, expected, source), source) != where:
+        if place(check(pinned, expected, source), pinned, source) != where:
             raise TranscriptError(f"{source}: is the head of another view")
     seq = pinned["seq"]
     if seq == 0:

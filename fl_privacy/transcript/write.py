@@ -207,7 +207,7 @@ class RunWriter:
         for data in reported:
             try:
                 head = links.parse_head(data, "head")
-                where = pins.place(pins.check(head, expected, "head"), "head")
+                where = pins.place(pins.check(head, expected, "head"), head, "head")
                 heads = pins.newest(heads, where, head)
             except TranscriptError as error:
                 refused.append(str(error))

@@ -6,22 +6,30 @@ import math
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_privacy.steps.compress.baseline import FLOAT_BITS, Baseline, uniforms
 from fl_privacy.vector import Vector
+
+Array = NDArray[np.float64]
 
 
 def quantised(update: Vector, levels: int, key: bytes) -> Vector:
     """Each entry as |v| sign(v_i) l/s with l of 0 to s, rounded up with the probability that makes it unbiased."""
     exact = update.astype(np.float64)
     norm = math.sqrt(float(exact @ exact))
-    if not norm > 0:
-        return update
-    share = np.abs(exact) * (levels / norm)
+    return levelled(exact, norm, levels, uniforms(update.size, key)).astype(np.float32)
+
+
+def levelled(exact: Array, top: float, levels: int, draws: Array) -> Array:
+    """Each entry as one of `levels` + 1 even levels up to `top`, with its sign: rounded at random, unbiased."""
+    if not top > 0:
+        return exact
+    share = np.abs(exact) * (levels / top)
     level = np.floor(share)
-    level += uniforms(update.size, key) < share - level
-    return (np.copysign(level, exact) * (norm / levels)).astype(np.float32)
+    level += draws < share - level
+    return np.copysign(level, exact) * (top / levels)
 
 
 class Qsgd(Baseline):
