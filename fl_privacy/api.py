@@ -123,13 +123,10 @@ def up(
     interrupted run continues, which needs no config.
     """
     from fl_privacy.deploy.running import run
-    from fl_privacy.routes.base import check_engine
 
     if init is not None and config is None:
         raise LaunchError("init: a resumed run has its own initial model; leave it out")
     federation = None if config is None else _federation(config).starting_from(None if init is None else Path(init))
-    if federation is not None and (engine is not None or resume is None):
-        check_engine(federation.route, engine or "local")
     try:
         result = run(federation, engine, Path(runs_dir), _data(data_dir), resume, _console(quiet))
     except Interrupted as error:

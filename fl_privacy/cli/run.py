@@ -49,13 +49,10 @@ def up(
     """Run a federation: shows live progress, then the run's folder."""
     from fl_privacy.config import Federation
     from fl_privacy.deploy.running import run
-    from fl_privacy.routes.base import check_engine
 
     if init is not None and config is None:
         raise FederationError("init: a resumed run has its own initial model; leave --init out")
     federation = Federation.load(config).starting_from(init) if config else None
-    if federation is not None and (engine is not None or resume is None):
-        check_engine(federation.route, engine or Engine.local)
     signal.signal(signal.SIGTERM, interrupt)
     with resumable():
         result = run(federation, engine and str(engine), runs_dir, data_dir, resume, err if as_json else out)

@@ -12,6 +12,7 @@ from fl_privacy.deploy.engines.resume import Earlier, Start
 from fl_privacy.deploy.parties import serving
 from fl_privacy.errors import LaunchError
 from fl_privacy.ops.view import View
+from fl_privacy.routes.base import check_engine
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +43,7 @@ def run(
     engine, data_dir = engine or start.engine, data_dir or start.data_dir
     if engine not in ENGINES:
         raise LaunchError(f"engine: {engine!r} is unknown; use {', '.join(ENGINES)}")
+    check_engine(federation.route, engine)
     if engine in processes.ENGINES:
         with progress(federation, console) as view:
             return processes.up(federation, engine, runs_dir, data_dir, run_dir, view)
