@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,8 +26,8 @@ from fl_privacy.round.resident import Resident
 from fl_privacy.shard import sealed
 from fl_privacy.steps.base import At
 from fl_privacy.wire import federation_pb2 as pb
-from helpers import Deployment, Keys, deploy, kill
-from residents import D, House, averaged, federation, initial
+from helpers import Deployment, Keys, deploy, eventually, kill
+from residents import D, House, averaged, federation, initial, update_of
 
 ALL = ("site-0", "site-1", "site-2", "site-3")
 
@@ -64,6 +65,34 @@ def test_the_model_is_that_of_one_average_bit_for_bit_and_counts_add_up(mailbox:
     assert last.counts is not None
     assert np.array_equal(last.counts, 4 * np.arange(length, dtype=np.uint64))
     assert [guest.problems for guest in here.guests.values()] == [[]] * 4
+
+
+def test_the_mailbox_never_holds_an_update_or_a_model(mailbox: Deployment, tmp_path: Path) -> None:
+    """Everything that it is sent and sends, as it leaves or reaches the sites, has no number of either in it."""
+    seen: list[bytes] = []
+
+    class Watched(Resident):
+        def _upload(self, sealed: Payload, said: Any) -> bool:
+            seen.append(sealed.tobytes())
+            return super()._upload(sealed, said)
+
+        def _ask(self, run: str, last: pb.RoundHeader) -> Any:
+            header, data = super()._ask(run, last)
+            seen.append(header.SerializeToString() + (b"" if data is None else data.tobytes()))
+            return header, data
+
+    here = house(mailbox, tmp_path, "sealed", **dict.fromkeys(("site_0", "site_1", "site_2", "site_3"), Watched))
+    here.enter()
+    here.play(1)
+    here.play(2)
+    here.leave()
+    secret = [update_of(site, round) for site in ALL for round in (1, 2)] + [here.model(2)]
+    numbers = {number.tobytes() for vector in secret for number in vector}
+    carried = b"".join(seen)
+    assert len(carried) > 2 * 4 * 4 * D
+    # Four bytes may come by chance, 2^-32 per place and number: pairs of neighbours in a shard would not.
+    found = [number for number in numbers if number in carried]
+    assert len(found) <= 2
 
 
 def test_a_site_that_sends_nothing_is_left_out(mailbox: Deployment, tmp_path: Path) -> None:
@@ -121,7 +150,7 @@ def test_a_bad_sealed_shard_is_refused_everywhere_and_the_round_goes_on_without_
     here.play(2)
     here.leave()
     assert np.array_equal(here.model(2), averaged(initial(), ("site-0", "site-2", "site-3"), 1, here.federation))
-    refusals = here.guests["site-0"].log.events("refused")
+    refusals = here.guests["site-0"].log.events("shard-refused")
     assert {event["site"] for event in refusals} == {"site-1"}
     assert reason in refusals[0]["reason"]
 
@@ -246,8 +275,34 @@ def test_an_aggregating_site_keeps_the_floor_and_one_set_per_model(mailbox: Depl
     assert "released for other sites" in other
 
 
-def test_a_killed_mailbox_and_a_restarted_site_go_on_with_the_same_model(tmp_path: Path) -> None:
-    """The mailbox lost cards and shards: sites publish and send them again."""
+class Crashes(Resident):
+    """Ends when it has applied a round, before anybody hears of it."""
+
+    def _share(self, letters: Letters, run: str, made: Any) -> None:
+        raise RuntimeError("killed")
+
+
+def test_a_site_that_is_killed_after_it_applied_a_round_says_the_same_again(
+    mailbox: Deployment, tmp_path: Path
+) -> None:
+    here = house(mailbox, tmp_path, "restarted", site_2=Crashes)
+    here.enter()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(here.play, 1)
+        eventually(lambda: here.guests["site-2"].problems == ["left: killed"])
+        (kept,) = (tmp_path / "site-2").glob("aggregator/shards/restarted/*")
+        before = kept.read_bytes()
+        here.guests["site-2"].kind = Resident
+        here.enter("site-2")
+        assert first.result().count == 4
+    here.play(2)
+    here.leave()
+    assert kept.read_bytes() == before
+    assert np.array_equal(here.model(2), averaged(initial(), ALL, 1, here.federation))
+
+
+def test_a_killed_mailbox_is_told_again_what_it_lost(tmp_path: Path) -> None:
+    """Cards and sealed shards were in its memory alone: sites publish and send them again."""
     running = _deployed(tmp_path / "m", federation())
     made = next(running)
     here = house(made, tmp_path / "sites", "killed")

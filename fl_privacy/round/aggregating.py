@@ -118,7 +118,7 @@ class Aggregating:
                 content = sealing.unseal(piece, letters.secret, cards[site].signer, bound)
                 self._admit(opened, site, sealed.Content.decode(content, self._coding, length, header.counts))
             except ProtocolError as error:
-                self._seat.log("refused", run=header.run, round=header.round, site=site, reason=str(error))
+                self._seat.log("shard-refused", run=header.run, round=header.round, site=site, reason=str(error))
         self._opened = opened
         return opened
 

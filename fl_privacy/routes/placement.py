@@ -7,6 +7,7 @@ sends them, and bound to the attempt. The mailbox cannot read them, nor the shar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from fl_privacy.errors import RoundFailed
@@ -88,19 +89,12 @@ class AtSites:
         """Per round: a site sends its update and its shard of the model, and receives its column and the model."""
         a, k, n, d, coding = route.aggregators, len(federation.sites), federation.cohort, parameters, federation.coding
         shard, ticket, c = max(masks.sizes(d, a, route.shares)), tickets(federation), federation.bytes_of_counts
-        through = (n * d, n * d)
+        through, counts = (n * d, n * d), (n * a * c + a * c, n * a * c + c)
+        carried = cost(coding, MAILBOX, 1, 4 * k + 4 * a + 3, models=(d, n * d), updates=through, counts=counts)
         return [
             # open, collect, shards
             cost(coding, "server", 1, 3 + ticket * n, models=(0, 0), updates=(0, 0), counts=(c, 0)),
-            cost(
-                coding,
-                MAILBOX,
-                1,
-                3 * k + 4 * a + 3,
-                models=(d, n * d),
-                updates=through,
-                counts=(n * a * c + a * c, n * a * c + c),
-            ),
+            replace(carried, observed=0),  # it can read none of them
             # fetch, submit, announce, compare; as an aggregator: check, report, apply, share
             cost(coding, "site", k, 8 + ticket, models=(d, shard), updates=(n * shard, d), counts=(n * c, a * c + c)),
         ]
