@@ -243,7 +243,7 @@ def test_an_aggregating_site_keeps_the_floor_and_one_set_per_model(mailbox: Depl
     """Whatever the mailbox says."""
 
     class Greedy(Resident):
-        """Is told to apply fewer updates first, and other ones afterwards."""
+        """Gets the duty to apply fewer updates first, and other ones afterwards."""
 
         refused: ClassVar[list[str]] = []
 
@@ -301,7 +301,7 @@ def test_a_site_that_is_killed_after_it_applied_a_round_says_the_same_again(
     assert np.array_equal(here.model(2), averaged(initial(), ALL, 1, here.federation))
 
 
-def test_a_killed_mailbox_is_told_again_what_it_lost(tmp_path: Path) -> None:
+def test_a_killed_mailbox_gets_again_what_it_lost(tmp_path: Path) -> None:
     """Cards and sealed shards were in its memory alone: sites publish and send them again."""
     running = _deployed(tmp_path / "m", federation())
     made = next(running)

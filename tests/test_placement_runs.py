@@ -24,7 +24,7 @@ def models_of(folder: Path, sites: int, placement: str, engine: str, **changes: 
     result = up(config, engine, folder / placement)
     assert (result.status, result.rounds) == ("completed", config.rounds)
     states = [folder / placement / "sites" / placement / name for name in config.site_names]
-    return [kept.received(state / "models", result.path.name, "last").model for state in states]
+    return [kept.received(state / "models", Path(result.path).name, "last").model for state in states]
 
 
 def same(one: list[Vector], other: list[Vector]) -> bool:
