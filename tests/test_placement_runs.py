@@ -13,17 +13,19 @@ from fl_privacy.deploy.engines.engine import up
 from fl_privacy.models import kept
 from fl_privacy.vector import Vector
 
+NAME = "residents"  # the same for both placements: keys are seeded by it
+
 
 def models_of(folder: Path, sites: int, placement: str, engine: str, **changes: Any) -> list[Vector]:
     """The final model that each site keeps."""
     route = {"kind": "shards", "aggregators": sites, "placement": placement}
-    fields: dict[str, Any] = {"name": placement, "seed": 3, "sites": sites, "reproducible": True, "route": route}
+    fields: dict[str, Any] = {"name": NAME, "seed": 3, "sites": sites, "reproducible": True, "route": route}
     task = {"hidden": [8], "train": {"epochs": 1, "batch_size": 64}}
     evaluate = {"by": "sites", "alone": False}
     config = Federation.model_validate({**fields, "task": task, "evaluate": evaluate, **changes})
     result = up(config, engine, folder / placement)
     assert (result.status, result.rounds) == ("completed", config.rounds)
-    states = [folder / placement / "sites" / placement / name for name in config.site_names]
+    states = [folder / placement / "sites" / NAME / name for name in config.site_names]
     return [kept.received(state / "models", Path(result.path).name, "last").model for state in states]
 
 
