@@ -347,6 +347,8 @@ def test_an_aggregating_site_that_is_gone_fails_the_attempt_and_is_named(tmp_pat
     ("changes", "reason"),
     [
         ({"route": {"aggregators": 5}}, "5 given for 4 sites"),
+        ({"sites": 100, "route": {"aggregators": 100}}, "too many to compare; use 40"),
+        ({"sites": 501}, "up to 500 sites"),
         ({"route": {"settlement": "partial"}}, "does not support settlement: partial"),
         ({"audit": True}, "does not support audit"),
         ({"evaluate": "server"}, "set evaluate: sites"),

@@ -43,6 +43,7 @@ class Letters:
     def __init__(self, stub: Stub, identity: Identity, run: str, keyring: Keyring) -> None:
         self._stub, self._own, self.run, self._keys = stub, identity, run, keyring
         secret = keys.derive(keyring.key_file.read_bytes(), run, 0, identity.uri, "mail")
+        self._known: dict[tuple[str, bytes], Card] = {}
         self.secret, self.signer = X25519PrivateKey.from_private_bytes(secret), load_key(keyring.key_file)
 
     def publish(self) -> None:
@@ -98,7 +99,12 @@ class Letters:
         return json.dumps(fields).encode()
 
     def _card(self, letter: pb.Letter) -> Card | None:
+        """A card whose signatures were checked before is only checked for revocation and the roster."""
+        known = self._known.get((letter.sender, letter.content))
         try:
+            if known is not None:
+                self._keys.admit(known.certificate)
+                return known
             fields: dict[str, Any] = json.loads(letter.content)
             key = b64decode(fields["key"], validate=True)
             certificate = x509.load_pem_x509_certificate(fields["certificate"].encode())
@@ -109,7 +115,10 @@ class Letters:
             if not ours or not isinstance(signer, ec.EllipticCurvePublicKey):
                 return None
             sealing.verify(signer, b64decode(fields["signature"]), self._bound(CARD, letter.sender, "") + key)
-            return Card(certificate, signer, X25519PublicKey.from_public_bytes(key))
+            made = Card(certificate, signer, X25519PublicKey.from_public_bytes(key))
+            self._known = {place: card for place, card in self._known.items() if place[0] != letter.sender}
+            self._known[letter.sender, letter.content] = made
+            return made
         except (ValueError, TypeError, KeyError, AttributeError, InvalidSignature, ProtocolError):
             return None
 

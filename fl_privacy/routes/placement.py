@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fl_privacy.routes.shards import ShardsRoute
 
 MAILBOX = "mailbox"
-MOST_STATEMENTS = 8_000  # what all sites say about all shards must fit into one message
+MOST_SITES, MOST_STATEMENTS = 500, 4_000  # their cards, and what they say about all shards, fit into one message each
 
 
 class Placement(Protocol):
@@ -65,7 +65,9 @@ class AtSites:
         a, k = route.aggregators, len(federation.sites)
         if a > k:
             yield f"route.aggregators: {a} given for {k} sites, and each site aggregates at most one shard; use {k}"
-        if a * k > MOST_STATEMENTS:
+        if k > MOST_SITES:
+            yield f"route.placement: sites supports up to {MOST_SITES} sites, and there are {k}; use processes"
+        elif a * k > MOST_STATEMENTS:
             yield f"route.aggregators: {a} at {k} sites are too many to compare; use {MOST_STATEMENTS // k}"
         refused = {
             "settlement: partial": route.settlement != "all",
