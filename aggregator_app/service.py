@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.combine.rules import Combiner
 from fl_privacy.config import Federation
 from fl_privacy.errors import require
 from fl_privacy.identity.keyring import Keyring
@@ -21,6 +20,7 @@ from fl_privacy.round.counted import sent
 from fl_privacy.round.machine import Phase, RoundSpec
 from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
+from fl_privacy.round.shard_store import DECODER, Kept, ShardStore, stepped
 from fl_privacy.round.terms import joined
 from fl_privacy.routes.base import only
 from fl_privacy.routes.shards import ShardsRoute
@@ -29,10 +29,7 @@ from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import digest, header_of
 
-from .state import Kept, ShardStore
-
 Array = NDArray[np.float32]
-MOMENT, DECODER = "moment", "decoder"
 
 
 class Aggregator(Middleware):
@@ -174,14 +171,12 @@ class Aggregator(Middleware):
     def _apply(
         self, attempt: Attempt, rows: Rows, model: Array, clients: tuple[str, ...], counts: Arrays
     ) -> tuple[Array, Kept]:
-        spec, decoder = attempt.round.spec, attempt.decoder
+        spec, before = attempt.round.spec, self._after(attempt.round.spec.run, attempt.round.spec.round - 1)[1]
         records = rows.records(clients)
         matrix, tiers = rows.gather(clients)
         self._record(spec, clients, self.coding.stored(matrix) | counts, tiers)
-        combiner = Combiner(self.federation)
-        combiner.restore(self._after(spec.run, spec.round - 1)[1][MOMENT])
-        shard = combiner.step(model, decoder.decode(matrix, clients, spec.round), tiers, records)
-        return shard, {MOMENT: combiner.state(), DECODER: decoder.state()}
+        terms = (attempt.decoder, matrix, clients, spec.round, tiers, records)
+        return stepped(self.federation, model, before, *terms)
 
     def _record(
         self, spec: RoundSpec, clients: tuple[str, ...], arrays: Arrays, tiers: list[str], *events: Event

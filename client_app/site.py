@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, ProtocolError, reason_of, require
 from fl_privacy.identity.keyring import Keyring
+from fl_privacy.models.initial import initial
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, OFF, Metrics
 from fl_privacy.round.sent import Sent
@@ -82,6 +84,9 @@ class Site:
             head=self._truth.head if self._truth else no_head,
             ledger=self._account,
             records=self._data.expected if federation.combine.weights == "records" else 0,
+            state=state,
+            initial=partial(initial, federation),
+            log=self.log,
         )
         self._route, self._moment = federation.route.site(place), Moment(state, federation.deadline)
         self.log("ready", records=self._data.expected, parameters=self._work.layout.size)

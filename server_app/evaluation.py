@@ -80,7 +80,8 @@ class AtSites(Evaluation):
         self._form, self._every, self._seeding = form_of(federation), federation.evaluate.every, seeding
         noise = noise_of(federation)
         self._shows_records = noise is None or BOUNDS[noise.protects].shows_records
-        self.initial = {} if seeding else {MODEL: initial(federation)}
+        holds = seeding is None and federation.route.server_holds_model
+        self.initial = {MODEL: initial(federation)} if holds else {}
 
     @property
     def heads(self) -> Sequence[bytes]:  # type: ignore[override]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.errors import FederationError, LaunchError, RoundFailed
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import load_key
+from fl_privacy.models.initial import initial
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics, serve as serve_metrics
 from fl_privacy.round.best import Best
@@ -60,7 +62,8 @@ class Coordinator:
         self.invitations = Invitations(self.nodes, self.federation, rounds, waits, self.log)
         self.keys = Keyring(plan.keys)
         place = self.federation, self.layout, self.keys, plan.middleware, self.invitations
-        seat = ServerSeat(*place, held=lambda: Held(self.models, self.kept), views=plan.run_dir / "views")
+        own: dict[str, Any] = {"views": plan.run_dir / "views", "initial": partial(initial, self.federation)}
+        seat = ServerSeat(*place, held=lambda: Held(self.models, self.kept), **own)
         self.route = self.federation.route.server(seat)
         self.evaluation = self._make_evaluation()
         # With shards the server holds no model, so it cannot leak one.

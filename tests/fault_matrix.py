@@ -74,7 +74,7 @@ BY_SHARDS: dict[str, tuple[Fault, ...]] = {
         Fault("uploading", f"{SERVICE}._receive", "before"),
         Fault("closed", f"{AGGREGATOR}.hand_out", "before"),
         Fault("settling", f"{AGGREGATOR}.settle", "before"),
-        Fault("shard saved", "aggregator_app.state:ShardStore.save", "after"),
+        Fault("shard saved", "fl_privacy.round.shard_store:ShardStore.save", "after"),
         Fault("settled", f"{AGGREGATOR}.settle", "after"),
     ),
     "evaluator": tuple(

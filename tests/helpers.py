@@ -34,6 +34,7 @@ from fl_privacy.identity.pki import Authority
 from fl_privacy.identity.roster import Member
 from fl_privacy.identity.tls import own_identity
 from fl_privacy.ops.tail import Tail
+from fl_privacy.roles import ROLES
 from fl_privacy.round.cohort import Cohort
 from fl_privacy.round.terms import FIELDS, Terms, joined
 from fl_privacy.routes.base import Ask
@@ -169,12 +170,20 @@ class Deployment:
 def deploy(
     folder: Path, keys: Keys, federation: Federation, role: str, index: int = 0, options: Sequence[str] = ()
 ) -> Deployment:
-    """Start `python -m shuffler_app` or `python -m aggregator_app` and wait until it listens."""
-    name = role if role == "shuffler" else f"{role}-{index}"
+    """Start a shuffler, an aggregator or a mailbox and wait until it listens."""
+    name = f"{role}-{index}" if ROLES[role].numbered else role
     config = folder / "federation.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(federation.to_yaml())
-    command = [sys.executable, "-m", f"{role}_app", "--config", str(config), "--keys", str(keys.of(role, name).folder)]
+    command = [
+        sys.executable,
+        "-m",
+        ROLES[role].module,
+        "--config",
+        str(config),
+        "--keys",
+        str(keys.of(role, name).folder),
+    ]
     command += ["--state", str(folder / f"state-{index}")]
     if role == "aggregator":
         command += ["--index", str(index)]

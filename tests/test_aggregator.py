@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from aggregator_app.service import Aggregator
-from aggregator_app.state import ShardStore
 from fl_privacy.combine import mean, optimiser
 from fl_privacy.combine.rules import Combiner
 from fl_privacy.config import Federation
+from fl_privacy.round.shard_store import ShardStore
 from fl_privacy.shard import masks
 from fl_privacy.wire import client, federation_pb2 as pb
 from fl_privacy.wire.stream import chunks, data_bytes, digest

@@ -57,7 +57,7 @@ def test_a_message_reaches_only_its_recipient_and_only_once(three: tuple[Letters
 def test_the_middleware_holds_nothing_readable(shuffler: Deployment, three: tuple[Letters, Letters, Letters]) -> None:
     alice, _, _ = three
     alice.send("bob", "rule", b"a secret of twenty-four")
-    request = pb.PickupRequest(run=alice._run, topic="rule")
+    request = pb.PickupRequest(run=alice.run, topic="rule")
     (letter,) = shuffler.party("site", "bob").stub.pickup(request, timeout=CALL).letters
     assert b"secret" not in letter.content
     assert letter.sender == "alice"
@@ -71,11 +71,11 @@ def test_a_changed_or_moved_message_is_dropped(
     alice, bob, carol = three
     alice.send("bob", "rule", b"seven")
     stub = shuffler.party("site", "bob").stub
-    (letter,) = stub.pickup(pb.PickupRequest(run=alice._run, topic="rule"), timeout=CALL).letters
+    (letter,) = stub.pickup(pb.PickupRequest(run=alice.run, topic="rule"), timeout=CALL).letters
     place = {"content": len(letter.content) - 1, "signature": 5}.get(change)
     if place is not None:
         letter.content = letter.content[:place] + bytes([letter.content[place] ^ 1]) + letter.content[place + 1 :]
-    forged = pb.Letter(run=alice._run, recipient="bob", topic="rule", content=letter.content)
+    forged = pb.Letter(run=alice.run, recipient="bob", topic="rule", content=letter.content)
     if change == "topic":
         forged.topic = "other"
     poster = "carol" if change == "sender" else "alice"

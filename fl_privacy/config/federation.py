@@ -87,6 +87,7 @@ class Hosts(Model):
     shuffler: Address | None = None
     aggregators: tuple[Address, ...] = ()
     evaluator: Address | None = None
+    mailbox: Address | None = None
 
     def of(self, role: str, name: str) -> Address | None:
         """Where a party is dialled: `aggregator-1` is the second of `aggregators`."""

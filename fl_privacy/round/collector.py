@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,8 +32,11 @@ RECEIPT_POLL = 1.0
 class Collector:
     """One round at a time at every middleware of the route."""
 
-    def __init__(self, seat: ServerSeat, tolerant: bool = False) -> None:
-        """Tolerant: a round goes on without a middleware that is gone."""
+    def __init__(self, seat: ServerSeat, tolerant: bool = False, everyone: bool = False, stages: int = 1) -> None:
+        """Tolerant: a round goes on without a middleware that is gone. Everyone: sites outside the cohort must be there
+        too. A round has so many stages with a deadline each.
+        """
+        self._everyone, self._patience = everyone, stages * seat.federation.deadline + CALL
         self._federation, self._sites, self._tolerant = seat.federation, seat.sites, tolerant
         self._stubs = [rpc.middleware(rpc.channel(address, seat.keys, whom)) for address, whom in seat.peers]
         self._pool = ThreadPoolExecutor(len(self._stubs))
@@ -45,13 +49,13 @@ class Collector:
         model: Vector | None = None,
         layers: Sequence[int] = (),
         shards: Sequence[bytes] = (),
+        parameters: int = 0,
     ) -> None:
         """Open an attempt at one middleware; waits for one that is restarting, at most for a round's deadline."""
         config = self._federation
         terms: dict[str, Any] = {**vars(ask.terms), "attempt": ask.attempt, "sites": ask.cohort, "salt": ask.salt}
         terms |= {"deadline": config.deadline, "seed": config.seed, "shards": shards}
-        if model is not None:
-            terms["parameters"] = model.size
+        terms["parameters"] = parameters if model is None else model.size
         header = pb.RoundHeader(**terms, length=length, layers=layers)
         self._spared(partial(self._patiently, partial(client.open_round, self._stubs[index], header, model, CALL)))
 
@@ -62,14 +66,15 @@ class Collector:
             reply = self._spared(partial(self._patiently, partial(stub.shard, request, timeout=CALL)))
             if reply is None and index >= len(known):
                 raise RoundFailed(f"aggregator-{index} is not reachable, and its shard is not known yet")
-            found.append(known[index] if reply is None else bytes(reply.digest))
+            found += [known[index]] if reply is None else list(reply.shards) or [bytes(reply.digest)]
         return found
 
     def collect(self, ask: Ask) -> tuple[list[client.Release], list[Event]]:
         """Invite the cohort and wait until the round is over at every middleware; releases, and the sites' receipts."""
-        self._sites.invite(ask)
-        request, timeout = pb.CollectRequest(**ask.where), self._federation.deadline + CALL
-        calls = [stub.collect(request, timeout=timeout) for stub in self._stubs]
+        invited = replace(ask, cohort=list(self._federation.site_names)) if self._everyone else ask
+        self._sites.invite(invited)
+        request = pb.CollectRequest(**ask.where)
+        calls = [stub.collect(request, timeout=self._patience) for stub in self._stubs]
         futures = [self._pool.submit(client.collect, call, self._federation.coding) for call in calls]
         receipts, absent = list[Event](), set[str]()
         try:
@@ -79,7 +84,7 @@ class Collector:
                 for future in futures:
                     if future.done():
                         self._released(future)
-                for site, status, _ in self._sites.answers(ask):
+                for site, status, _ in self._sites.answers(invited):
                     receipts.append(Receipt(name=site, status=status, time=time.time()))
                     if status != "done":
                         absent.add(site)

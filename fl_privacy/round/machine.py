@@ -51,7 +51,7 @@ class RoundSpec(At):
             "quorum": 1 <= self.quorum <= self.cohort,
             "deadline": 0 < self.deadline <= 86_400,
             "layout": 0 < len(self.layout) <= 128,
-            "length": self.length == 0 if self.farewell else 1 <= self.length <= MAX_LENGTH,
+            "length": (0 if self.farewell else 1) <= self.length <= MAX_LENGTH,
             "counts": 0 <= self.counts <= LONGEST,
             "farewell": 0 <= self.farewell < self.round,
             "best": 0 <= self.best < self.round,

@@ -21,9 +21,12 @@ class Mailbox:
     _letters: list[tuple[float, pb.Letter]] = field(default_factory=list)
 
     def post(self, letter: pb.Letter, now: float) -> None:
+        """Keep a message. What a sender tells everyone takes the place of what it said before on the same topic."""
         self._expire(now)
         fits = 0 < len(letter.content) <= LARGEST and 0 < len(letter.topic) <= 64
         require(fits, f"content: 1 to {LARGEST} bytes with a topic are needed")
+        if not letter.recipient:
+            self._letters = [(at, one) for at, one in self._letters if not _same(one, letter)]
         held = sum(len(other.content) for _, other in self._letters)
         own = [len(other.content) for _, other in self._letters if other.sender == letter.sender]
         fair = len(own) < PER_SENDER and sum(own) + len(letter.content) <= SHARE
@@ -39,5 +42,13 @@ class Mailbox:
         self._letters = [(at, one) for at, one in self._letters if id(one) not in taken]
         return [one for one in found if one.sender != site]
 
+    def said(self, topic: str) -> set[str]:
+        """Who has told everyone something on a topic."""
+        return {one.sender for _, one in self._letters if one.topic == topic and not one.recipient}
+
     def _expire(self, now: float) -> None:
         self._letters = [(at, one) for at, one in self._letters if now - at < LIFE]
+
+
+def _same(one: pb.Letter, other: pb.Letter) -> bool:
+    return (one.recipient, one.sender, one.topic) == (other.recipient, other.sender, other.topic)

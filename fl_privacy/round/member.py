@@ -48,6 +48,8 @@ class Answer(NamedTuple):
 class Member:
     """One site of a run, from its ticket's first round to its last."""
 
+    stays = False  # after the last round of its ticket, until the run is over
+
     def __init__(self, seat: SiteSeat, parts: Parts, layers: Sequence[int] = (), tolerant: bool = False) -> None:
         """Tolerant: a round goes on without a middleware that is gone, and with the part of the model it last sent."""
         self._seat, self._federation, self._layout, self._tolerant = seat, seat.federation, seat.layout, tolerant
@@ -71,7 +73,10 @@ class Member:
         through_flower = "ticket: this federation's models do not travel through Flower"
         require(model is None, through_flower, "PERMISSION_DENIED")
         seen, end = pb.RoundHeader(round=ticket.first - 1), time.monotonic() + LONGEST
-        while seen.round < ticket.last and (found := self._next(ticket.run, seen, end)) is not None:
+        while self.stays or seen.round < ticket.last:
+            found = self._next(ticket.run, seen, end)
+            if found is None:
+                return
             self._headers, model = found
             seen = next(header for header in self._headers if header.round)
             self._first = seen
@@ -119,15 +124,20 @@ class Member:
         left = max(1.0, self._until - time.monotonic())
         return client.submit(stub, self._first, part, left, self._federation.coding, counts=counts, **terms)
 
+    @property
+    def _receivers(self) -> int:
+        """Parties that an update is split over."""
+        return len(self._stubs)
+
     def _shares(self, at: At, counts: Counts) -> list[Counts]:
         """The counts, shared over the middleware; the same shares when the same counts of an attempt are sent again.
 
         A site that crashes between two aggregators would otherwise leave shares that do not belong together.
         """
-        if len(self._stubs) == 1:
+        if self._receivers == 1:
             return [counts]
         secret, which = self._keys.key_file.read_bytes(), hashlib.sha256(sent(counts)).hexdigest()
-        return split(counts, len(self._stubs), keys.derive(secret, at.run, at.round, at.attempt, f"shares {which}"))
+        return split(counts, self._receivers, keys.derive(secret, at.run, at.round, at.attempt, f"shares {which}"))
 
     def reply(self) -> Payload | None:
         """No part of an update travels through Flower."""
@@ -139,7 +149,7 @@ class Member:
         require(model.size == self._layout.size, "layout: the round's model is not that of this site's task")
         ours = first.farewell > 0 or self._layers in ((), tuple(first.layers))
         require(ours, "layers: not those of this site's model")
-        terms = Terms.checked(first, **seat.facts(self._parts.digest([h.digest for h in headers])))
+        terms = Terms.checked(first, **seat.facts(self._parts.digest(self._digests(headers))))
         terms.check(self._federation)
         floor = seat.floor()
         least = f"organisations: {terms.organisations} in the cohort, and this site wants {floor}"
@@ -153,6 +163,10 @@ class Member:
         for header in headers:
             seat.ledger.check_witness(header.witness)
         return terms
+
+    def _digests(self, headers: list[pb.RoundHeader]) -> list[bytes]:
+        """Of the parts of the model, as they arrived."""
+        return [header.digest for header in headers]
 
     def _signed(self, header: pb.RoundHeader, whom: Identity, attempt: str) -> frozenset[str]:
         """The attempts that a middleware says are void; its signature under this attempt must hold.

@@ -12,13 +12,13 @@ from contextvars import ContextVar
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from fl_privacy.coding import MAX_PARAMETERS
+from fl_privacy.coding import MAX_PARAMETERS, Payload
 from fl_privacy.dp.witness import Statement, Witnesses
 from fl_privacy.errors import ProtocolError, require
 from fl_privacy.identity.keyring import Keyring, certificate_of, peer
@@ -48,7 +48,7 @@ LARGEST_HEAD = 16 * 1024  # bytes
 KEPT = 600.0  # seconds that a closed round waits for the server after its deadline; then its updates are dropped
 
 Parts = AsyncIterator[Part]
-Offer = tuple[pb.RoundHeader, NDArray[np.float32] | None]
+Offer = tuple[pb.RoundHeader, Payload | None]
 _caller: ContextVar[str | None] = ContextVar("caller", default=None)  # whose call this task answers
 
 
@@ -56,6 +56,7 @@ class Middleware(ABC):
     """The servicer; `prepare` and `hand_out` are where shuffler and aggregator differ."""
 
     metrics: Metrics = OFF
+    blind: ClassVar[bool] = False  # it cannot read what it carries
 
     def __init__(
         self, federation: Federation, keys: Keyring, state: Path, log: Log, recorder: RunRecorder | None = None
@@ -89,6 +90,12 @@ class Middleware(ABC):
 
     async def seed(self, parts: Parts, context: Any) -> pb.Empty:
         raise ProtocolError("UNIMPLEMENTED", "seed: only aggregators are seeded")
+
+    async def report(self, request: pb.ReportRequest, context: Any) -> pb.Empty:
+        raise ProtocolError("UNIMPLEMENTED", "report: only a mailbox takes reports of aggregating sites")
+
+    async def share(self, parts: Parts, context: Any) -> pb.Empty:
+        raise ProtocolError("UNIMPLEMENTED", "share: only a mailbox takes shards of aggregating sites")
 
     def refused(self, error: ProtocolError) -> None:
         """Called for every request that is refused."""
@@ -205,8 +212,7 @@ class Middleware(ABC):
         require(len(header.digest) == hashlib.sha256().digest_size, "digest: not a SHA-256")
         self._check_invited(attempt, client)
         require(header.tier == self._tiers[client], "tier: not the one that the federation has for this site")
-        wanted = self.federation.combine.weights == "records"
-        require(1 <= header.records <= MAX_RECORDS if wanted else not header.records, "records: not as the config says")
+        check_records(header.records, self.federation.combine.weights == "records" and not self.blind)
         counts = received(header.counts, attempt.round.spec.counts)
         require(len(header.head) <= LARGEST_HEAD, f"head: {len(header.head)} bytes are no signed head")
         # What was sent before is recognised by all of it.
@@ -331,19 +337,26 @@ class Middleware(ABC):
     async def _next_round(self, state: RunState, request: pb.FetchRequest, site: str) -> Offer:
         until = time.monotonic() + min(max(0.0, request.wait), MAX_WAIT)  # 0 first: it stays where wait is NaN
         while not state.finished and not state.is_abandoned(time.monotonic()):
-            attempt = state.attempt
-            if attempt and attempt.awaits(site) and _wanted(attempt.round.spec, request):
-                left = attempt.round.remaining(time.monotonic())
-                header = opening.offered(attempt, site, left, self.signing_key, self.journal)
-                header.held = await asyncio.to_thread(attempt.decoder.held, site)
-                header.witness.extend(found.encode() for found in self.witnesses.of(site))
-                return header, attempt.model
+            if (found := await self.due(state, request, site)) is not None:
+                return found
             try:
                 async with asyncio.timeout(until - time.monotonic()):
                     await state.changed.wait()
             except TimeoutError:
                 return pb.RoundHeader(run=state.name), None
         return pb.RoundHeader(run=state.name, finished=True), None
+
+    async def due(self, state: RunState, request: pb.FetchRequest, site: str) -> Offer | None:
+        """What the site is wanted for now, if anything."""
+        attempt = state.attempt
+        if attempt is None or not attempt.awaits(site) or not _wanted(attempt.round.spec, request):
+            return None
+        header = opening.offered(
+            attempt, site, attempt.round.remaining(time.monotonic()), self.signing_key, self.journal
+        )
+        header.held = await asyncio.to_thread(attempt.decoder.held, site)
+        header.witness.extend(found.encode() for found in self.witnesses.of(site))
+        return header, attempt.model
 
     async def post(self, request: pb.Letter, context: Any) -> pb.Empty:
         """A site leaves a message for another site, or for all; the middleware cannot read it."""
@@ -352,7 +365,9 @@ class Middleware(ABC):
         require(known, "recipient: no site of this federation", "NOT_FOUND")
         # A message keeps all bytes that it was read from, those of unknown fields too: only what is known is copied.
         facts = {name: getattr(request, name) for name in ("run", "recipient", "topic", "content")}
-        self._state(request.run).mail.post(pb.Letter(sender=sender, **facts), time.monotonic())
+        state = self._state(request.run)
+        state.mail.post(pb.Letter(sender=sender, **facts), time.monotonic())
+        state.notify()
         return pb.Empty()
 
     async def pickup(self, request: pb.PickupRequest, context: Any) -> pb.Letters:
@@ -458,6 +473,11 @@ class Middleware(ABC):
 def _wanted(spec: RoundSpec, request: pb.FetchRequest) -> bool:
     """A site that names the attempt it knows gets it again if its answer is missing: this process was restarted."""
     return spec.round > request.after_round or (spec.round == request.after_round and bool(request.after_attempt))
+
+
+def check_records(records: int, wanted: bool) -> None:
+    """How many records a site trained on is known where the federation weights updates by them, and nowhere else."""
+    require(1 <= records <= MAX_RECORDS if wanted else not records, "records: not as the config says")
 
 
 async def first(parts: Parts) -> Part:

@@ -145,6 +145,14 @@ def no_head(run: str) -> bytes | None:
     return None
 
 
+def no_model() -> Vector:
+    raise ConfigError("model: this party has no initial model")
+
+
+def no_log(event: str, **fields: Any) -> None:
+    """A party without a log."""
+
+
 @dataclass(frozen=True)
 class SiteSeat(Seat):
     site: str
@@ -155,6 +163,9 @@ class SiteSeat(Seat):
     head: Callable[[str], bytes | None] = no_head  # of what the site recorded of a run
     ledger: Witnessed = NO_LEDGER
     records: int = 0  # that this site trains on, where the federation weights updates by them
+    state: Path | None = None  # the site's own folder
+    initial: Callable[[], Vector] = no_model  # the federation's first model
+    log: Callable[..., None] = no_log
 
     def facts(self, model: bytes) -> dict[str, Any]:
         """What a site knows itself of an attempt's terms; `model` is the digest of what it received."""
@@ -168,6 +179,7 @@ class ServerSeat(Seat):
     sites: Invitations
     held: Callable[[], Held] = nothing_held
     views: Path | None = None  # of this run, where the route itself records what simulated parties see
+    initial: Callable[[], Vector] = no_model
 
 
 class SiteEnd(Protocol):
@@ -255,6 +267,7 @@ class Route(Choice, ABC):
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect")  # of every round, in order
     shows: ClassVar[str] = "rows"  # what the combining party gets from a round: rows, or a sum
     long_tickets: ClassVar[bool] = True  # one ticket may cover many rounds
+    server_holds_model: ClassVar[bool] = True  # the server gives the federation its initial model, if nobody else does
     remembers: ClassVar[bool] = False  # its receivers keep what decoding needs of earlier rounds (`Coding.decoder`)
     carries_counts: ClassVar[bool] = False  # it adds up counts of evaluation, and has a farewell after the last round
     simulated: ClassVar[bool] = False  # it exists on the simulation engine only, to be compared with
@@ -263,6 +276,11 @@ class Route(Choice, ABC):
     def floor(self) -> int:
         """Fewest updates that may be released together."""
         return 1
+
+    @property
+    def needs_all_sites(self) -> bool:
+        """Whether all sites must run at the same time, for the others in a round."""
+        return False
 
     def parties(self) -> list[tuple[str, str]]:
         """Role and name of every process that this route adds to SuperLink, server and sites."""

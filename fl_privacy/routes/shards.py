@@ -14,7 +14,19 @@ from fl_privacy.coding import FLOAT32, Coding, Payload
 from fl_privacy.errors import ConfigError, RoundFailed
 from fl_privacy.round.settlement import SETTLEMENTS, Failures, Settlement
 from fl_privacy.round.terms import joined
-from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, Trust, by_parameter, tickets
+from fl_privacy.routes.base import (
+    Ask,
+    Outcome,
+    Route,
+    ServerEnd,
+    ServerSeat,
+    SiteEnd,
+    SiteSeat,
+    Trust,
+    by_parameter,
+    tickets,
+)
+from fl_privacy.routes.placement import AtSites, Placement
 from fl_privacy.scores.shares import added
 from fl_privacy.shard import masks
 from fl_privacy.theory.cost import Cost, cost
@@ -40,6 +52,9 @@ class ShardsRoute(Route):
         (), description="relative size of each aggregator's shard; all the same if empty"
     )
     n_min: int = Field(3, ge=2, description="smallest number of updates that may be averaged together")
+    placement: Literal["processes", "sites"] = Field(
+        "processes", description="aggregators are processes of their own, or the first of the sites aggregate"
+    )
     settlement: Literal["all", "partial"] = Field(
         "all", description="apply what all aggregators have, or to each shard what its aggregator has"
     )
@@ -47,6 +62,7 @@ class ShardsRoute(Route):
         Injected(), description="failures on purpose, to measure their cost; needs `audit: true`"
     )
 
+    server_holds_model: ClassVar[bool] = False
     exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect", "settle")
     remembers: ClassVar[bool] = True
     carries_counts: ClassVar[bool] = True
@@ -59,21 +75,31 @@ class ShardsRoute(Route):
     def floor(self) -> int:
         return self.n_min
 
+    @property
+    def needs_all_sites(self) -> bool:
+        return self._placed.needs_all_sites
+
+    @property
+    def _placed(self) -> Placement:
+        return PLACEMENTS[self.placement]
+
     def parties(self) -> list[tuple[str, str]]:
-        return [*(("aggregator", name) for name in self.middleware()), ("evaluator", "evaluator")]
+        return self._placed.parties(self)
 
     def middleware(self) -> list[str]:
-        return [f"aggregator-{k}" for k in range(self.aggregators)]
+        return self._placed.middleware(self)
 
     def trust(self) -> list[Trust]:
-        return [
-            Trust(parties=tuple(self.middleware())),
-            Trust(parties=("evaluator",), learn="the model after every round"),
-        ]
+        return self._placed.trust(self)
+
+    def aggregating(self, federation: Federation) -> tuple[str, ...]:
+        """The sites that aggregate a shard each, in the order of the shards."""
+        return federation.site_names[: self.aggregators] if self.needs_all_sites else ()
 
     def problems(self, federation: Federation) -> Iterator[str]:
         yield from super().problems(federation)
         yield from by_parameter(federation, "splitting into shards")
+        yield from self._placed.problems(self, federation)
         if self.shares and len(self.shares) != self.aggregators:
             yield f"route.shares: {len(self.shares)} given for {self.aggregators} aggregators; give one for each"
         if self.failures != Injected() and not (federation.audit and self.settlement == "partial"):
@@ -83,6 +109,10 @@ class ShardsRoute(Route):
             yield f"combine.kind: {rule.kind} needs whole updates, and an aggregator has only a shard; use fedavg"
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
+        return self._placed.cost(self, federation, parameters)
+
+    def cost_of_processes(self, federation: Federation, parameters: int) -> list[Cost]:
+        """The cost where aggregators are processes of their own."""
         a, n, d, coding = self.aggregators, federation.cohort, parameters, federation.coding
         shard, ticket, c = max(masks.sizes(d, a, self.shares)), tickets(federation), federation.bytes_of_counts
         return [
@@ -114,12 +144,10 @@ class ShardsRoute(Route):
         return Cut(parameters, self.aggregators, federation.seed, coding, self.shares)
 
     def site(self, seat: SiteSeat) -> SiteEnd:
-        from fl_privacy.round.member import Member
+        return self._placed.site(self, seat)
 
-        return Member(seat, self.cut(seat.federation, seat.layout.size), tolerant=self.settling.tolerant)
-
-    def server(self, seat: ServerSeat) -> AtServer:
-        return AtServer(self, seat)
+    def server(self, seat: ServerSeat) -> ServerEnd:
+        return self._placed.server(self, seat)
 
 
 class Cut:
@@ -214,3 +242,38 @@ class AtServer:
 
     def copies(self, ask: Ask) -> int:
         return 0
+
+
+class Processes:
+    """Every aggregator is a process of its own, and an evaluator joins the shards."""
+
+    needs_all_sites = False
+
+    def parties(self, route: ShardsRoute) -> list[tuple[str, str]]:
+        return [*(("aggregator", name) for name in self.middleware(route)), ("evaluator", "evaluator")]
+
+    def middleware(self, route: ShardsRoute) -> list[str]:
+        return [f"aggregator-{k}" for k in range(route.aggregators)]
+
+    def trust(self, route: ShardsRoute) -> list[Trust]:
+        return [
+            Trust(parties=tuple(self.middleware(route))),
+            Trust(parties=("evaluator",), learn="the model after every round"),
+        ]
+
+    def problems(self, route: ShardsRoute, federation: Federation) -> Iterator[str]:
+        yield from ()
+
+    def cost(self, route: ShardsRoute, federation: Federation, parameters: int) -> list[Cost]:
+        return route.cost_of_processes(federation, parameters)
+
+    def site(self, route: ShardsRoute, seat: SiteSeat) -> SiteEnd:
+        from fl_privacy.round.member import Member
+
+        return Member(seat, route.cut(seat.federation, seat.layout.size), tolerant=route.settling.tolerant)
+
+    def server(self, route: ShardsRoute, seat: ServerSeat) -> ServerEnd:
+        return AtServer(route, seat)
+
+
+PLACEMENTS: dict[str, Placement] = {"processes": Processes(), "sites": AtSites()}

@@ -69,14 +69,17 @@ def patiently(call: Callable[[], Result], until: float, *also: grpc.StatusCode) 
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def fetch(stub: Stub, request: pb.FetchRequest, timeout: float) -> tuple[pb.RoundHeader, Array | None]:
+def fetch(
+    stub: Stub, request: pb.FetchRequest, timeout: float, coding: Coding = FLOAT32
+) -> tuple[pb.RoundHeader, Payload | None]:
     """The next round and its model, or a header without a round."""
     parts = stub.fetch(request, timeout=timeout)
     header: pb.RoundHeader = header_of(_first(parts), "round")
     if not header.digest:
         return header, None
-    require(header.length <= MAX_PARAMETERS, f"length: {header.length} is out of range")
-    return header, _fill(np.empty(header.length, np.float32), parts, header.digest)
+    fits = coding.type.itemsize * header.length <= FLOAT32.nbytes(MAX_PARAMETERS)
+    require(fits, f"length: {header.length} is out of range")
+    return header, _fill(np.empty(header.length, coding.type), parts, header.digest, coding)
 
 
 def submit(stub: Stub, round: pb.RoundHeader, payload: Payload, timeout: float, coding: Coding, **terms: Any) -> bool:
@@ -84,6 +87,12 @@ def submit(stub: Stub, round: pb.RoundHeader, payload: Payload, timeout: float, 
     where = {name: getattr(round, name) for name in ("run", "round", "attempt", "layout")}
     reply = stub.submit(_vector(payload, coding, **where, **terms), timeout=timeout)
     return bool(reply.duplicate)
+
+
+def share(stub: Stub, header: pb.ShareHeader, sealed: Payload, timeout: float) -> None:
+    """Hand a mailbox an aggregating site's shard, sealed for all sites."""
+    header.length, header.digest = sealed.size, digest(sealed)
+    stub.share(chunks(pb.Chunk(share=header), [sealed]), timeout=timeout)
 
 
 def seed(stub: Stub, run: str, shard: Array, timeout: float) -> None:

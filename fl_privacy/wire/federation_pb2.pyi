@@ -7,16 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Chunk(_message.Message):
-    __slots__ = ("vector", "round", "release", "data")
+    __slots__ = ("vector", "round", "release", "data", "share")
     VECTOR_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     vector: VectorHeader
     round: RoundHeader
     release: ReleaseHeader
     data: bytes
-    def __init__(self, vector: _Optional[_Union[VectorHeader, _Mapping]] = ..., round: _Optional[_Union[RoundHeader, _Mapping]] = ..., release: _Optional[_Union[ReleaseHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    share: ShareHeader
+    def __init__(self, vector: _Optional[_Union[VectorHeader, _Mapping]] = ..., round: _Optional[_Union[RoundHeader, _Mapping]] = ..., release: _Optional[_Union[ReleaseHeader, _Mapping]] = ..., data: _Optional[bytes] = ..., share: _Optional[_Union[ShareHeader, _Mapping]] = ...) -> None: ...
 
 class VectorHeader(_message.Message):
     __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor", "counts", "ledger", "records", "head")
@@ -49,7 +51,7 @@ class VectorHeader(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ..., ledger: _Optional[bytes] = ..., records: _Optional[int] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class RoundHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best", "nonce", "number", "federation", "roster", "root", "organisations", "recipient", "shards", "salt", "index", "path", "signature", "key", "void", "journal", "witness", "held", "digest")
+    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best", "nonce", "number", "federation", "roster", "root", "organisations", "recipient", "shards", "salt", "index", "path", "signature", "key", "void", "journal", "witness", "held", "digest", "duty", "members", "senders", "sealed")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +87,10 @@ class RoundHeader(_message.Message):
     WITNESS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DUTY_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SENDERS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
@@ -120,7 +126,85 @@ class RoundHeader(_message.Message):
     witness: _containers.RepeatedScalarFieldContainer[bytes]
     held: bytes
     digest: bytes
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ..., nonce: _Optional[bytes] = ..., number: _Optional[int] = ..., federation: _Optional[str] = ..., roster: _Optional[str] = ..., root: _Optional[bytes] = ..., organisations: _Optional[int] = ..., recipient: _Optional[str] = ..., shards: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., index: _Optional[int] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., void: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., journal: _Optional[str] = ..., witness: _Optional[_Iterable[bytes]] = ..., held: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    duty: str
+    members: bytes
+    senders: bytes
+    sealed: _containers.RepeatedCompositeFieldContainer[SealedShard]
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ..., nonce: _Optional[bytes] = ..., number: _Optional[int] = ..., federation: _Optional[str] = ..., roster: _Optional[str] = ..., root: _Optional[bytes] = ..., organisations: _Optional[int] = ..., recipient: _Optional[str] = ..., shards: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., index: _Optional[int] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., void: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., journal: _Optional[str] = ..., witness: _Optional[_Iterable[bytes]] = ..., held: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., duty: _Optional[str] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ..., sealed: _Optional[_Iterable[_Union[SealedShard, _Mapping]]] = ...) -> None: ...
+
+class ShardStatement(_message.Message):
+    __slots__ = ("attempt", "index", "members", "senders", "digest", "signature")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SENDERS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    index: int
+    members: bytes
+    senders: bytes
+    digest: bytes
+    signature: bytes
+    def __init__(self, attempt: _Optional[str] = ..., index: _Optional[int] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class ShardStatements(_message.Message):
+    __slots__ = ("said",)
+    SAID_FIELD_NUMBER: _ClassVar[int]
+    said: _containers.RepeatedCompositeFieldContainer[ShardStatement]
+    def __init__(self, said: _Optional[_Iterable[_Union[ShardStatement, _Mapping]]] = ...) -> None: ...
+
+class SealedShard(_message.Message):
+    __slots__ = ("said", "envelope", "length")
+    SAID_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    said: ShardStatement
+    envelope: bytes
+    length: int
+    def __init__(self, said: _Optional[_Union[ShardStatement, _Mapping]] = ..., envelope: _Optional[bytes] = ..., length: _Optional[int] = ...) -> None: ...
+
+class Envelope(_message.Message):
+    __slots__ = ("site", "sealed")
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    site: str
+    sealed: bytes
+    def __init__(self, site: _Optional[str] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+
+class ShareHeader(_message.Message):
+    __slots__ = ("run", "round", "said", "counts", "envelopes", "length", "digest")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SAID_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    said: ShardStatement
+    counts: bytes
+    envelopes: _containers.RepeatedCompositeFieldContainer[Envelope]
+    length: int
+    digest: bytes
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., said: _Optional[_Union[ShardStatement, _Mapping]] = ..., counts: _Optional[bytes] = ..., envelopes: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("run", "round", "attempt", "members", "senders", "problem")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SENDERS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    attempt: str
+    members: bytes
+    senders: bytes
+    problem: str
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Statement(_message.Message):
     __slots__ = ("attempt", "signature")
@@ -169,18 +253,20 @@ class CollectRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("run", "after_round", "after_attempt", "wait", "newest")
+    __slots__ = ("run", "after_round", "after_attempt", "wait", "newest", "holds")
     RUN_FIELD_NUMBER: _ClassVar[int]
     AFTER_ROUND_FIELD_NUMBER: _ClassVar[int]
     AFTER_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
     run: str
     after_round: int
     after_attempt: str
     wait: float
     newest: bool
-    def __init__(self, run: _Optional[str] = ..., after_round: _Optional[int] = ..., after_attempt: _Optional[str] = ..., wait: _Optional[float] = ..., newest: _Optional[bool] = ...) -> None: ...
+    holds: str
+    def __init__(self, run: _Optional[str] = ..., after_round: _Optional[int] = ..., after_attempt: _Optional[str] = ..., wait: _Optional[float] = ..., newest: _Optional[bool] = ..., holds: _Optional[str] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
     __slots__ = ("run", "round", "attempt", "commit", "members", "senders")
@@ -225,10 +311,12 @@ class ShardRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class ShardReply(_message.Message):
-    __slots__ = ("digest",)
+    __slots__ = ("digest", "shards")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
-    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+    shards: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, digest: _Optional[bytes] = ..., shards: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class FinishRequest(_message.Message):
     __slots__ = ("run",)

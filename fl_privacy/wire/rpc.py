@@ -52,6 +52,8 @@ MIDDLEWARE: dict[str, tuple[str, Codec, Codec]] = {
     "Finish": ("unary_unary", _message(pb.FinishRequest), _message(pb.FinishReply)),
     "Post": ("unary_unary", _message(pb.Letter), _message(pb.Empty)),
     "Pickup": ("unary_unary", _message(pb.PickupRequest), _message(pb.Letters)),
+    "Report": ("unary_unary", _message(pb.ReportRequest), _message(pb.Empty)),
+    "Share": ("stream_unary", _CHUNK, _message(pb.Empty)),
 }
 EVALUATOR = {"Evaluate": ("unary_unary", _message(pb.EvaluateRequest), _message(pb.EvaluateReply))}
 HEALTH = "grpc.health.v1.Health"

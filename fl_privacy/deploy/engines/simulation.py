@@ -12,6 +12,7 @@ from fl_privacy.deploy.engines.follow import Submitted
 from fl_privacy.deploy.engines.workspace import Workspace
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.deploy.supervise import Watched
+from fl_privacy.errors import LaunchError
 
 SITES = "client_app.forks"
 
@@ -43,6 +44,9 @@ def start(workspace: Workspace) -> Submitted:
     # With a process for every site, one message starts all rounds: sites wait for the next one at the middleware.
     # Flower's runtime waits for each of them in a thread of a pool, which Python limits to this many.
     resident = sites <= min(32, cores + 4)
+    if workspace.federation.route.needs_all_sites and not resident:
+        most = min(32, cores + 4)
+        raise LaunchError(f"sites: {sites} that work for each other need a process each, and {most} fit; use local")
     processes = sites if resident else min(cores, workspace.federation.cohort)
 
     def plan() -> None:

@@ -1,21 +1,27 @@
-"""An aggregator's shards on its disk, by run and round."""
+"""An aggregator's shards on its disk, by run and round, and the step from one to the next."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_privacy.coding import Decoder, Payload
+from fl_privacy.combine.rules import Combiner
 from fl_privacy.errors import ProtocolError, require
 from fl_privacy.round.checkpoints import Arrays, CheckpointError, Checkpoints
 
+if TYPE_CHECKING:
+    from fl_privacy.config import Federation
+
+MOMENT, DECODER = "moment", "decoder"
 Kept = Mapping[str, Mapping[str, NDArray[Any]]]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class ShardStore:
@@ -48,8 +54,26 @@ class ShardStore:
 
     def rounds(self, run: str) -> list[int]:
         """The rounds with a stored shard, ascending."""
-        return self._run(run).rounds() if _NAME.fullmatch(run) else []
+        return self._run(run).rounds() if RUN_NAME.fullmatch(run) else []
 
     def _run(self, run: str) -> Checkpoints:
-        require(_NAME.fullmatch(run) is not None, "run: letters, digits, dots and dashes only")
+        require(RUN_NAME.fullmatch(run) is not None, "run: letters, digits, dots and dashes only")
         return Checkpoints(self._folder / run)
+
+
+def stepped(
+    federation: Federation,
+    shard: NDArray[np.float32],
+    before: Mapping[str, Arrays],
+    decoder: Decoder,
+    matrix: Payload,
+    clients: Sequence[str],
+    round: int,
+    tiers: Sequence[str],
+    records: Sequence[int],
+) -> tuple[NDArray[np.float32], Kept]:
+    """The shard after a round and what is kept with it, from the shard before it, what was kept, and received rows."""
+    combiner = Combiner(federation)
+    combiner.restore(before.get(MOMENT, {}))
+    made = combiner.step(shard, decoder.decode(matrix, clients, round), tiers, records)
+    return made, {MOMENT: combiner.state(), DECODER: decoder.state()}
