@@ -61,7 +61,8 @@ def test_compression_is_unbiased_with_the_variance_it_states(compressor: Any) ->
     x, draws = vector(60), 3000
     decoded = np.zeros((draws, 60), np.float32)
     for number in range(draws):
-        compressor.add(compressor.compress(x, np.zeros(60, np.float32), key(number)), key(number), decoded[number])
+        at = compressor.touched(key(number))
+        decoded[number][at] = compressor.expand(compressor.compress(x[at], key(number)))
     errors = decoded - x
     assert (np.abs(errors.mean(axis=0)) <= 5 * decoded.std(axis=0) / math.sqrt(draws) + 1e-6).all()
     squared = np.square(errors, dtype=np.float64).sum(axis=1)
@@ -84,6 +85,41 @@ def test_both_ends_keep_the_same_reference_to_the_last_bit(d: int, p: float, qua
         assert receiver.reference.tobytes() == sender.reference.tobytes()
         # s' = s + gamma v and the update is s + v
         assert np.allclose(sender.reference - before, sender.gamma * (decoded - before), rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 300), st.floats(0.01, 1), st.booleans(), st.lists(st.booleans(), min_size=1, max_size=9))
+@examples(40)
+def test_a_decoded_update_is_reference_plus_message_and_lasts_while_it_is_held(
+    d: int, p: float, quantised: bool, holds: list[bool]
+) -> None:
+    """Its memory is used again, so that only touched coordinates cost time; `out` gives the same."""
+    compressor = Quantised(d) if quantised else Sparse(d, p)
+    sender, receiver, other = (Shift(d, compressor=compressor) for _ in range(3))
+    held: list[tuple[Vector, Vector]] = []
+    for round, hold in enumerate(holds):
+        expected, at = receiver.reference.copy(), compressor.touched(key(round))
+        message = sender.encode(vector(d, round), key(round))
+        expected[at] += compressor.expand(message.packed)
+        decoded = receiver.decode(message)
+        assert decoded.tobytes() == expected.tobytes() == other.decode(message, np.empty(d, np.float32)).tobytes()
+        assert not decoded.flags.writeable
+        if hold:
+            held.append((decoded, expected))
+        del decoded
+    assert all(np.array_equal(one, then) for one, then in held)
+
+
+def test_large_vectors_use_compiled_kernels_that_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for backend in ("numba", "numpy"):
+        monkeypatch.setenv("FL_PRIVACY_KERNELS", backend)
+        sender, receiver = Shift(2000, 0.4), Shift(2000, 0.4)
+        for round in range(3):
+            subset.cache_clear()
+            message = sender.encode(vector(2000, round), key(round))
+            made.append((backend, message.packed.tobytes(), receiver.decode(message).tobytes()))
+    assert [one[1:] for one in made[:3]] == [one[1:] for one in made[3:]]
+    subset.cache_clear()
 
 
 def test_the_reference_follows_an_update_that_does_not_change() -> None:
@@ -218,7 +254,7 @@ def test_ends_that_lost_track_go_back_to_a_common_reference_or_to_zero() -> None
     holds(1)
     ends.send(first, updates[first], 2)  # this attempt is never counted
     holds(3)
-    before = dict(decoder.state())
+    before = {name: array.copy() for name, array in decoder.state().items()}
     holds(4)
     decoder.restore(before)  # one aggregator goes back a round
     holds(5)
