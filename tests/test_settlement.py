@@ -54,14 +54,23 @@ def test_failures_only_take_away_and_repeat(aggregators: float, links: float, ro
 
 def test_failures_have_the_rates_that_they_state() -> None:
     """5 standard deviations of a binomial."""
-    full, rounds = Release("closed", count=8, members=b"\xff", senders=b"\xff"), 2000
-    left = [Failures(0.3, 0.25, seed=1).of([full], round)[0] for round in range(rounds)]
+    full, rounds = Release("closed", count=8, members=b"\xff", senders=b"\xff"), 700
+    drawn = [Failures(0.3, 0.25, seed=1).of([full] * 3, round) for round in range(rounds)]
+    assert {sum(release.phase == "failed" for release in left) for left in drawn} == {0, 1}  # 0.9 of 3 on average
+    left = [release for one in drawn for release in one]
     missing = sum(release.phase == "failed" for release in left)
-    assert abs(missing - 0.3 * rounds) < 5 * np.sqrt(rounds * 0.3 * 0.7)
-    links = 8 * (rounds - missing)
+    assert abs(missing - 0.9 * rounds) < 5 * np.sqrt(rounds * 0.9 * 0.1)
+    links = 8 * (len(left) - missing)
     lost = links - sum(int.from_bytes(r.members, "little").bit_count() for r in left if r.phase == "closed")
     assert abs(lost - 0.25 * links) < 5 * np.sqrt(links * 0.25 * 0.75)
     assert Failures(0, 0, seed=1).of([full], 1) == [replace(full)]
+
+
+def test_never_all_aggregators_fail_on_purpose_and_another_attempt_loses_other_links() -> None:
+    full = Release("closed", count=8, members=b"\xff", senders=b"\xff")
+    failures = Failures(0.99, 0.5, seed=1)
+    assert all(any(one.phase == "closed" for one in failures.of([full] * 4, round)) for round in range(100))
+    assert failures.of([full] * 4, 1) != failures.of([full] * 4, 1, again=1)
 
 
 @pytest.mark.parametrize(

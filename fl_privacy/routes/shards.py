@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class Injected(Model):
     """Failures on purpose."""
 
-    aggregators: float = Field(0.0, ge=0, lt=1, description="probability that an aggregator misses a round")
+    aggregators: float = Field(0.0, ge=0, lt=1, description="fraction of the aggregators that miss a round, never all")
     links: float = Field(0.0, ge=0, lt=1, description="probability that an update misses an aggregator")
 
 
@@ -180,6 +181,7 @@ class AtServer:
         self._failures = Failures(route.failures.aggregators, route.failures.links, seat.federation.seed)
         self._round = Collector(seat, self._settling.tolerant)
         self._shards: list[bytes] = []
+        self._plays: Counter[int] = Counter()  # attempts at a round
         self.finish = self._round.finish
 
     def digest(self, run: str, round: int, model: Vector | None) -> bytes:
@@ -193,7 +195,8 @@ class AtServer:
             self._round.open(index, ask, 0 if ask.farewell else size, shards=self._shards)
         releases, receipts = self._round.collect(ask)
         if not ask.farewell:
-            releases = self._failures.of(releases, ask.round)
+            releases = self._failures.of(releases, ask.round, self._plays[ask.round])
+            self._plays[ask.round] += 1
         decisions = self._settling.decide(releases, ask.terms.quorum)
         replies = self._round.settle(ask, decisions)
         if all(decision.problem for decision in decisions):
