@@ -86,20 +86,32 @@ class ShardsRoute(Route):
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         a, n, d, coding = self.aggregators, federation.cohort, parameters, federation.coding
         shard, ticket, c = max(masks.sizes(d, a, self.shares)), tickets(federation), federation.bytes_of_counts
+        fetches = not federation.sites_evaluate  # the evaluator
         return [
             # open, collect, settle; evaluate
-            cost(coding, "server", 1, 3 * a + 1 + ticket * n, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
+            cost(coding, "server", 1, 3 * a + fetches + ticket * n, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
             cost(
                 coding,
                 "aggregator",
                 a,
-                2 * n + 4,
-                models=(0, (n + 1) * shard),
+                2 * n + 3 + fetches,
+                models=(0, (n + fetches) * shard),
                 updates=(n * shard, 0),
                 counts=(n * c, c),
             ),
-            cost(coding, "evaluator", 1, a + 1, models=(d, 0), updates=(0, 0)),
+            cost(coding, "evaluator", 1, fetches * (a + 1), models=(fetches * d, 0), updates=(0, 0)),
             cost(coding, "site", n, 2 * a + ticket, models=(d, 0), updates=(0, d), counts=(0, a * c)),
+        ]
+
+    def once(self, federation: Federation, parameters: int) -> list[Cost]:
+        """The evaluator gives out the first model; sites fetch the last one."""
+        a, n, d, coding = self.aggregators, len(federation.sites), parameters, federation.coding
+        shard = max(masks.sizes(d, a, self.shares))
+        return [
+            cost(coding, "server", 1, 3 * a + 1, models=(0, 0), updates=(0, 0)),
+            cost(coding, "aggregator", a, 2 * n + 4, models=(shard, n * shard), updates=(0, 0)),
+            cost(coding, "evaluator", 1, a + 1, models=(0, d), updates=(0, 0)),
+            cost(coding, "site", n, 2 * a, models=(d, 0), updates=(0, 0)),
         ]
 
     def parts(self, federation: Federation, parameters: int) -> Cut:
