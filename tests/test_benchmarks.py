@@ -27,6 +27,7 @@ LINES = {
     "noise": ("Gaussian noise", "Gaussian noise, extra memory"),
     "compress": ("DSC, encode", "DSC, decode", "DSC, upload"),
     "upload": ("upload, stream to one message",),
+    "side-by-side": ("4 uploads side by side to one",),
     "traffic": ("bytes on the wire, off the plan", "aggregator's bytes times A, max to min"),
     "memory": ("shuffler, peak memory",),
     "rounds": ("rounds, digits, 1 per message", "rounds, digits, 2 per message"),
