@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def run(quick: bool = False) -> list[Result]:
         for send in sending:
             send(update)
         at_once()
-        pairs = [(_seconds(lambda i=i: sending[i % AGGREGATORS](update)), _seconds(at_once)) for i in range(repeats)]
+        pairs = [(_seconds(partial(sending[i % AGGREGATORS], update)), _seconds(at_once)) for i in range(repeats)]
     rates = [round(4 * size / MEGABYTE / statistics.median(of), 1) for of in zip(*pairs, strict=True)]
     detail = {"aggregators": AGGREGATORS, "one_mb_per_second": rates[0], "at_once_mb_per_second": rates[1]}
     ratio = statistics.median(together / one for one, together in pairs)
