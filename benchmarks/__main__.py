@@ -8,7 +8,20 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks import compress, evaluation, inversion, kernels, machine, memory, noise, result, rounds, upload
+from benchmarks import (
+    compress,
+    evaluation,
+    inversion,
+    kernels,
+    machine,
+    memory,
+    noise,
+    result,
+    rounds,
+    side_by_side,
+    traffic,
+    upload,
+)
 from benchmarks.result import Result
 
 BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
@@ -16,6 +29,8 @@ BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
     "noise": noise.run,
     "compress": compress.run,
     "upload": upload.run,
+    "side-by-side": side_by_side.run,
+    "traffic": traffic.run,
     "memory": memory.run,
     "rounds": rounds.small,
     "rounds-large": rounds.large,

@@ -14,23 +14,28 @@ FRACTION = 0.01
 
 
 def run(quick: bool = False) -> list[Result]:
-    """Both ends of a round, each with its own reference; buffers are reused, as in a worker."""
+    """Both ends of a round, each with its own reference; every message draws other coordinates.
+
+    As in a worker, buffers are reused, and an update is dropped before the next one is decoded.
+    """
     keep_buffers()
     size, repeats = (QUICK_COLUMNS, 1) if quick else (COLUMNS, 9)
     update = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
     copy, sender, receiver = np.zeros_like(update), Shift(size, FRACTION), Shift(size, FRACTION)
-    message, out = sender.encode(update, KEY), np.zeros_like(update)
+    drawn = [KEY[n:] + KEY[:n] for n in range(repeats + 1)]
+    messages = iter([Shift(size, FRACTION).encode(update, key) for key in drawn])
+    unused = iter(drawn)
 
     def memcpy() -> None:
         np.copyto(copy, update)
 
     def encode() -> None:
-        subset.cache_clear()
-        sender.encode(update, KEY)
+        subset.cache_clear()  # of what the other end or an earlier message drew
+        sender.encode(update, next(unused))
 
     def decode() -> None:
         subset.cache_clear()
-        receiver.decode(message, out)
+        receiver.decode(next(messages))
 
     words = Dsc(kind="dsc", p=FRACTION).coding(None).length(size)  # type: ignore[arg-type]
     return [

@@ -82,7 +82,7 @@ class Decoder:
         return self._coding.decode(rows, self._parameters)
 
     def state(self) -> Mapping[str, NDArray[Any]]:
-        """What the next round needs from this one; it is saved with the model."""
+        """What the next round needs from this one; it is saved with the model. Decoding another round may change it."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:

@@ -27,13 +27,22 @@ LINES = {
     "noise": ("Gaussian noise", "Gaussian noise, extra memory"),
     "compress": ("DSC, encode", "DSC, decode", "DSC, upload"),
     "upload": ("upload, stream to one message",),
+    "side-by-side": ("4 uploads side by side to one",),
+    "traffic": ("bytes on the wire, off the plan", "aggregator's bytes times A, max to min"),
     "memory": ("shuffler, peak memory",),
     "rounds": ("rounds, digits, 1 per message", "rounds, digits, 2 per message"),
     "rounds-large": ("rounds, 0.1 M parameters",),
     "evaluation": ("3 rounds, evaluated by sites",),
     "inversion": ("DLG, images recovered", "DLG, whole gradients", "DLG, half of the coordinates"),
 }
-PROCESSES = ("upload", "memory", "rounds", "rounds-large", "evaluation")  # start parties of a federation, or all
+PROCESSES = (
+    "upload",
+    "traffic",
+    "memory",
+    "rounds",
+    "rounds-large",
+    "evaluation",
+)  # start parties of a federation, or all
 
 
 def saved() -> dict[str, bytes]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from fl_privacy.config import Federation, Stop
 from fl_privacy.errors import ConfigError, FederationError
 from fl_privacy.round.best import Best
+from fl_privacy.round.checkpoints import Checkpoints
 
 LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan) | st.just(math.inf), min_size=1, max_size=30)
 
@@ -97,3 +101,14 @@ def test_a_metric_that_is_not_measured_is_refused_with_those_that_are() -> None:
 def test_a_config_names_a_metric_that_it_measures(task: dict[str, Any], metric: str, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"stop\.metric: '{metric}' is {said}"):
         Federation.of({"sites": 3, "task": task, "stop": {"metric": metric}})
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12, unique=True).map(sorted), st.integers(0, 30))
+def test_a_party_that_missed_the_best_round_keeps_what_it_had_then(rounds: list[int], best: int) -> None:
+    """Otherwise it could not give out its part of the best model, and no site would get that."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Checkpoints(Path(folder))
+        for round in rounds:
+            kept.save(round, {"shard": np.array([round])}, best)
+        before = [round for round in rounds if round <= best]
+        assert kept.rounds() == sorted({*rounds[-2:], *before[-1:]})

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from benchmarks.relays import relayed
 from fault_matrix import BY_SHARDS, arm
+from fl_privacy.combine import mean
 from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.errors import ConfigError
 from fl_privacy.round.settlement import Failures, Intersection, Partial
+from fl_privacy.transcript import open_run
+from fl_privacy.transcript.events import Row
 from fl_privacy.wire.client import Release
 
 ONE = Release("closed", count=3, members=b"\x0e", senders=b"\x0a")
@@ -54,14 +58,23 @@ def test_failures_only_take_away_and_repeat(aggregators: float, links: float, ro
 
 def test_failures_have_the_rates_that_they_state() -> None:
     """5 standard deviations of a binomial."""
-    full, rounds = Release("closed", count=8, members=b"\xff", senders=b"\xff"), 2000
-    left = [Failures(0.3, 0.25, seed=1).of([full], round)[0] for round in range(rounds)]
+    full, rounds = Release("closed", count=8, members=b"\xff", senders=b"\xff"), 700
+    drawn = [Failures(0.3, 0.25, seed=1).of([full] * 3, round) for round in range(rounds)]
+    assert {sum(release.phase == "failed" for release in left) for left in drawn} == {0, 1}  # 0.9 of 3 on average
+    left = [release for one in drawn for release in one]
     missing = sum(release.phase == "failed" for release in left)
-    assert abs(missing - 0.3 * rounds) < 5 * np.sqrt(rounds * 0.3 * 0.7)
-    links = 8 * (rounds - missing)
+    assert abs(missing - 0.9 * rounds) < 5 * np.sqrt(rounds * 0.9 * 0.1)
+    links = 8 * (len(left) - missing)
     lost = links - sum(int.from_bytes(r.members, "little").bit_count() for r in left if r.phase == "closed")
     assert abs(lost - 0.25 * links) < 5 * np.sqrt(links * 0.25 * 0.75)
     assert Failures(0, 0, seed=1).of([full], 1) == [replace(full)]
+
+
+def test_never_all_aggregators_fail_on_purpose_and_another_attempt_loses_other_links() -> None:
+    full = Release("closed", count=8, members=b"\xff", senders=b"\xff")
+    failures = Failures(0.99, 0.5, seed=1)
+    assert all(any(one.phase == "closed" for one in failures.of([full] * 4, round)) for round in range(100))
+    assert failures.of([full] * 4, 1) != failures.of([full] * 4, 1, again=1)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +121,48 @@ def test_a_run_goes_on_without_an_aggregator_that_is_killed_in_the_middle_of_a_r
     assert (result.status, result.rounds) == ("completed", 6), result.reason
     events = [json.loads(line) for line in (Path(result.path) / "logs" / "server.log").read_text().splitlines()]
     assert not [event for event in events if event["event"] == "attempt-failed"]
+
+
+BLOCKED = """
+name: blocked
+seed: 3
+sites: 4
+rounds: 2
+rounds_per_message: 2
+quorum: 3
+deadline: 20
+reproducible: true
+audit: true
+task: {dataset: digits, model: mlp, train: {epochs: 1}}
+route: {kind: shards, aggregators: 2, n_min: 2, settlement: partial}
+"""
+
+
+@pytest.mark.e2e
+def test_a_shard_is_the_mean_over_the_sites_that_reach_its_aggregator(tmp_path: Path) -> None:
+    """The link between a site and one aggregator is cut for good once the first round is over."""
+    federation = Federation.parse(BLOCKED)
+    with relayed() as relays:
+
+        def watch(run: Path) -> None:
+            metrics = run / "metrics.jsonl"
+            link = next((pair for pair in relays.links if pair[0] == "site-1"), None)
+            if link is not None and metrics.exists() and len(metrics.read_text().splitlines()) > 1:
+                relays.cut(*link)
+
+        result = up(federation, "local", tmp_path, watch=watch)
+    assert (result.status, result.rounds) == ("completed", 2), result.reason
+    run = open_run(result.path)
+    models = {round: run.view("evaluator").round(round).arrays["model"] for round in range(3)}
+    owners = federation.route.cut(federation, models[0].size).owners  # type: ignore[attr-defined]
+    missed = 0
+    for round in range(1, 3):
+        for index in range(2):
+            view = run.view(f"aggregator-{index}")
+            names = [event.name for event in view.events(round) if isinstance(event, Row)]
+            updates = [run.truth(name).round(round).arrays["update"][owners == index] for name in names]
+            moved = models[round - 1][owners == index] + mean.weighted(np.stack(updates), exact=True)
+            assert np.array_equal(models[round][owners == index], moved)
+            missed += len(names) == 3
+            assert set(federation.site_names) - set(names) <= {"site-1"}
+    assert missed

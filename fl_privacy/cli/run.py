@@ -22,6 +22,7 @@ from .common import INTERRUPTED, Config, DataDir, Init, Json, RunsDir, app, err,
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
     from fl_privacy.theory.budget import Tier
+    from fl_privacy.theory.cost import Cost
 
 
 class Engine(StrEnum):
@@ -114,10 +115,12 @@ def plan(
     federation = Federation.load(config)
     parameters = layout_of(federation).size
     costs, budgets = federation.route.cost(federation, parameters), tiers(federation)
+    once = federation.route.once(federation, parameters)
     space, ahead = federation.route.recombinations(parameters), forecast(federation, parameters, costs, rate * 1e6)
     if as_json:
         found = {"parameters": parameters, "rounds": federation.rounds, "recombination_log10": space, **ahead.to_json()}
-        print(json.dumps({**found, "per_round": [vars(c) for c in costs], "budgets": [vars(b) for b in budgets]}))
+        found |= {"per_round": [vars(c) for c in costs], "once": [vars(c) for c in once]}
+        print(json.dumps({**found, "budgets": [vars(b) for b in budgets]}))
         return
     title = f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; per round and party"
     table = Table(title=title)
@@ -127,12 +130,20 @@ def plan(
         sizes = f"{c.parameters_in:,}", f"{c.parameters_out:,}", f"{c.bytes_in / 1e6:,.3f}", f"{c.bytes_out / 1e6:,.3f}"
         table.add_row(c.party, str(c.count), f"{c.messages:g}", *sizes)
     out.print(table)
+    _say_once(once)
     for line in ahead.lines():
         say(line)
     _say_budgets(federation, budgets)
     if space is not None:
         text = f"an update mixed with {federation.floor - 1} others can be reassembled in 10^{space:,.0f} ways"
         say(f"{text}, which hides it only together with noise")
+
+
+def _say_once(once: list[Cost]) -> None:
+    """What a run moves besides its rounds."""
+    moved = [f"{c.party} {c.bytes_in / 1e6:,.3f} in, {c.bytes_out / 1e6:,.3f} out" for c in once if any(c.models)]
+    if moved:
+        say(f"MB per run for the first and the last model: {'; '.join(moved)}; more if the best is an earlier one")
 
 
 def _say_budgets(federation: Federation, budgets: list[Tier]) -> None:

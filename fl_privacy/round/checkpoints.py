@@ -33,7 +33,7 @@ class Checkpoints:
         self._folder = folder
 
     def save(self, round: int, arrays: Mapping[str, NDArray[Any]], best: int | None = None) -> None:
-        """Durable when it returns. Of older rounds, only `best` is kept."""
+        """Durable when it returns. Of older rounds, only `best` is kept, or the last one before it."""
         path = self.path(round)
         part = path.with_name(path.name + PART)
         try:
@@ -43,8 +43,11 @@ class Checkpoints:
             settle(part, path)
         except OSError as error:
             raise CheckpointError(f"checkpoint {path}: {error.strerror or error}; free some disk space") from None
-        for old in self.rounds()[:-KEPT]:
-            if old != best:
+        rounds = self.rounds()
+        # A party that missed the best round holds what it had before it.
+        needed = max((one for one in rounds if best is not None and one <= best), default=None)
+        for old in rounds[:-KEPT]:
+            if old != needed:
                 self.path(old).unlink(missing_ok=True)
 
     def load(self, round: int) -> Arrays:

@@ -85,15 +85,19 @@ class Failures:
     links: float
     seed: int
 
-    def of(self, releases: Sequence[Release], round: int) -> list[Release]:
-        """What is left of a round: from a public seed, so that it repeats."""
-        rng = np.random.default_rng([self.seed, round])
-        return [self._left(release, rng) for release in releases]
+    def of(self, releases: Sequence[Release], round: int, again: int = 0) -> list[Release]:
+        """What is left of a round, from a public seed, so that it repeats; `again` counts earlier attempts at it."""
+        rng = np.random.default_rng([self.seed, round, again])
+        missing = set(rng.permutation(len(releases))[: self._missing(len(releases), rng)].tolist())
+        return [self._left(release, index in missing, rng) for index, release in enumerate(releases)]
 
-    def _left(self, release: Release, rng: np.random.Generator) -> Release:
-        fails = rng.random() < self.aggregators
+    def _missing(self, count: int, rng: np.random.Generator) -> int:
+        """A fixed proportion of the aggregators (ERIS, F.5), rounded at random; never all of them."""
+        return min(int(self.aggregators * count + rng.random()), count - 1)
+
+    def _left(self, release: Release, missing: bool, rng: np.random.Generator) -> Release:
         broken = rng.random(8 * len(release.members)) < self.links
-        if release.phase != CLOSED or fails:
+        if release.phase != CLOSED or missing:
             return replace(release, phase=FAILED, reason=release.reason or "failed on purpose (route.failures)")
         mask = np.packbits(~broken, bitorder="little").tobytes()
         return replace(release, members=_common([release.members, mask]), senders=_common([release.senders, mask]))

@@ -323,6 +323,10 @@ class Route(Choice, ABC):
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         """The cost of one full round for one party of each kind."""
 
+    def once(self, federation: Federation, parameters: int) -> list[Cost]:
+        """The cost of what a run does once, in the same form: the first model, and the last one to all sites."""
+        return []
+
     @abstractmethod
     def site(self, seat: SiteSeat) -> SiteEnd:
         """This site's end."""

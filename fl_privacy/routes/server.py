@@ -41,6 +41,13 @@ class ServerRoute(Route):
             cost(coding, "site", n, 2, models=(d, 0), updates=(0, d), counts=(0, c)),
         ]
 
+    def once(self, federation: Federation, parameters: int) -> list[Cost]:
+        n, d, coding = len(federation.sites), parameters, federation.coding
+        return [
+            cost(coding, "server", 1, 2 * n, models=(0, n * d), updates=(0, 0)),
+            cost(coding, "site", n, 2, models=(d, 0), updates=(0, 0)),
+        ]
+
     def site(self, seat: SiteSeat) -> AtSite:
         return AtSite(seat)
 

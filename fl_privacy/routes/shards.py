@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 class Injected(Model):
     """Failures on purpose."""
 
-    aggregators: float = Field(0.0, ge=0, lt=1, description="probability that an aggregator misses a round")
+    aggregators: float = Field(0.0, ge=0, lt=1, description="fraction of the aggregators that miss a round, never all")
     links: float = Field(0.0, ge=0, lt=1, description="probability that an update misses an aggregator")
 
 
@@ -115,20 +116,32 @@ class ShardsRoute(Route):
         """The cost where aggregators are processes of their own."""
         a, n, d, coding = self.aggregators, federation.cohort, parameters, federation.coding
         shard, ticket, c = max(masks.sizes(d, a, self.shares)), tickets(federation), federation.bytes_of_counts
+        fetches = not federation.sites_evaluate  # the evaluator
         return [
             # open, collect, settle; evaluate
-            cost(coding, "server", 1, 3 * a + 1 + ticket * n, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
+            cost(coding, "server", 1, 3 * a + fetches + ticket * n, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
             cost(
                 coding,
                 "aggregator",
                 a,
-                2 * n + 4,
-                models=(0, (n + 1) * shard),
+                2 * n + 3 + fetches,
+                models=(0, (n + fetches) * shard),
                 updates=(n * shard, 0),
                 counts=(n * c, c),
             ),
-            cost(coding, "evaluator", 1, a + 1, models=(d, 0), updates=(0, 0)),
+            cost(coding, "evaluator", 1, fetches * (a + 1), models=(fetches * d, 0), updates=(0, 0)),
             cost(coding, "site", n, 2 * a + ticket, models=(d, 0), updates=(0, d), counts=(0, a * c)),
+        ]
+
+    def once(self, federation: Federation, parameters: int) -> list[Cost]:
+        """The evaluator gives out the first model; sites fetch the last one."""
+        a, n, d, coding = self.aggregators, len(federation.sites), parameters, federation.coding
+        shard = max(masks.sizes(d, a, self.shares))
+        return [
+            cost(coding, "server", 1, 3 * a + 1, models=(0, 0), updates=(0, 0)),
+            cost(coding, "aggregator", a, 2 * n + 4, models=(shard, n * shard), updates=(0, 0)),
+            cost(coding, "evaluator", 1, a + 1, models=(0, d), updates=(0, 0)),
+            cost(coding, "site", n, 2 * a, models=(d, 0), updates=(0, 0)),
         ]
 
     def parts(self, federation: Federation, parameters: int) -> Cut:
@@ -208,6 +221,7 @@ class AtServer:
         self._failures = Failures(route.failures.aggregators, route.failures.links, seat.federation.seed)
         self._round = Collector(seat, self._settling.tolerant)
         self._shards: list[bytes] = []
+        self._plays: Counter[int] = Counter()  # attempts at a round
         self.finish = self._round.finish
 
     def digest(self, run: str, round: int, model: Vector | None) -> bytes:
@@ -221,7 +235,8 @@ class AtServer:
             self._round.open(index, ask, 0 if ask.farewell else size, shards=self._shards)
         releases, receipts = self._round.collect(ask)
         if not ask.farewell:
-            releases = self._failures.of(releases, ask.round)
+            releases = self._failures.of(releases, ask.round, self._plays[ask.round])
+            self._plays[ask.round] += 1
         decisions = self._settling.decide(releases, ask.terms.quorum)
         replies = self._round.settle(ask, decisions)
         if all(decision.problem for decision in decisions):

@@ -102,6 +102,14 @@ class ShufflerRoute(Route):
             cost(coding, "site", n, 2 + ticket, models=(d, 0), updates=(0, d), counts=(0, c)),
         ]
 
+    def once(self, federation: Federation, parameters: int) -> list[Cost]:
+        n, d, coding = len(federation.sites), parameters, federation.coding
+        return [
+            cost(coding, "server", 1, 2, models=(0, d), updates=(0, 0)),
+            cost(coding, "shuffler", 1, 2 * n + 2, models=(d, n * d), updates=(0, 0)),
+            cost(coding, "site", n, 2, models=(d, 0), updates=(0, 0)),
+        ]
+
     def recombinations(self, parameters: int) -> float | None:
         """log10 of the candidates for one update in the smallest set released; None unless parameters are mixed."""
         from fl_privacy.theory.recombination import one_update

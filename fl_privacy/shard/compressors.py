@@ -1,6 +1,6 @@
 """Unbiased compressors for DSC (ERIS, Definition of an unbiased compressor): E[C(x)] = x, E|C(x) - x|^2 <= omega |x|^2.
 
-A compressor turns the difference of two vectors into 32-bit words and adds such words, scaled, to a vector. Sender and
+A compressor turns the coordinates that its key selects into 32-bit words, and such words into numbers. Sender and
 receiver run the same additions on the same bits, so that what both keep stays equal to the last bit.
 """
 
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from fl_privacy.crypto.stream import Words
 from fl_privacy.errors import FederationError
-from fl_privacy.shard.subset import subset
+from fl_privacy.shard.subset import Indices, subset
 from fl_privacy.vector import Vector
 
 Packed = NDArray[np.uint32]
+Touched = Indices | slice
 BLOCK = 256  # coordinates that share a norm when they are quantised
 LARGEST = 1e30  # of a value that travels: sums of many stay finite
 
@@ -35,14 +36,17 @@ class Compressor(Protocol):
     def words(self) -> int:
         """32-bit words of a message."""
 
-    def compress(self, vector: Vector, reference: Vector, key: bytes) -> Packed:
-        """C(vector - reference), as it travels."""
+    def touched(self, key: bytes) -> Touched:
+        """The coordinates where C(x) may differ from zero."""
+
+    def compress(self, x: Vector, key: bytes) -> Packed:
+        """C(x) as it travels, from the touched coordinates of x."""
 
     def values(self, packed: Packed) -> Vector:
         """The float32 numbers of a message."""
 
-    def add(self, packed: Packed, key: bytes, target: Vector, scale: float = 1.0) -> None:
-        """target += scale * C(...)."""
+    def expand(self, packed: Packed) -> Vector:
+        """C(x) at the touched coordinates."""
 
 
 @dataclass(frozen=True)
@@ -70,19 +74,18 @@ class Sparse:
         """d/k - 1; at most 1/p - 1."""
         return self.d / self.words - 1 if self.d else 0.0
 
-    def compress(self, vector: Vector, reference: Vector, key: bytes) -> Packed:
-        chosen = subset(self.d, self.words, key)
-        values = vector[chosen]
+    def touched(self, key: bytes) -> Indices:
+        return subset(self.d, self.words, key)
+
+    def compress(self, x: Vector, key: bytes) -> Packed:
         with np.errstate(over="ignore"):  # what is too large is refused below
-            values -= reference[chosen]
-            values *= np.float32(1 + self.omega)
+            values = x * np.float32(1 + self.omega)
         return _sendable(values).view(np.uint32)
 
     def values(self, packed: Packed) -> Vector:
         return packed.view(np.float32)
 
-    def add(self, packed: Packed, key: bytes, target: Vector, scale: float = 1.0) -> None:
-        target[subset(self.d, self.words, key)] += np.float32(scale) * self.values(packed)
+    expand = values
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,12 @@ class Quantised:
         """min(B / levels^2, sqrt(B) / levels) for blocks of B coordinates (QSGD, Lemma 3.1)."""
         return min(BLOCK / self.levels**2, math.sqrt(BLOCK) / self.levels)
 
-    def compress(self, vector: Vector, reference: Vector, key: bytes) -> Packed:
+    def touched(self, key: bytes) -> slice:
+        return slice(None)
+
+    def compress(self, x: Vector, key: bytes) -> Packed:
         padded = np.zeros((self._blocks, BLOCK), np.float32)
-        np.subtract(vector, reference, out=padded.reshape(-1)[: self.d])
+        padded.reshape(-1)[: self.d] = x
         norms = _sendable(np.sqrt(np.square(padded, dtype=np.float64).sum(axis=1)).astype(np.float32))
         scaled = np.abs(padded) * (self.levels / np.maximum(norms, np.finfo(np.float32).tiny))[:, None]
         scaled += self._uniform(key)
@@ -123,18 +129,24 @@ class Quantised:
     def values(self, packed: Packed) -> Vector:
         return packed[: self._blocks].view(np.float32)
 
-    def add(self, packed: Packed, key: bytes, target: Vector, scale: float = 1.0) -> None:
-        norms = self.values(packed) * np.float32(scale / self.levels)
+    def expand(self, packed: Packed) -> Vector:
+        norms = self.values(packed) * np.float32(1 / self.levels)
         levels = packed[self._blocks :].view(np.int8).reshape(self._blocks, BLOCK)
-        target += (levels * norms[:, None]).reshape(-1)[: self.d]
+        found: Vector = (levels * norms[:, None]).reshape(-1)[: self.d]
+        return found
 
     def _uniform(self, key: bytes) -> Vector:
         drawn = Words(key).take(self._blocks * BLOCK) >> np.uint64(40)
         return (drawn.astype(np.float32) * np.float32(2.0**-24)).reshape(self._blocks, BLOCK)
 
 
+def bounded(values: Vector) -> bool:
+    """Whether all values are finite and small enough to travel."""
+    return not values.size or bool(values.max() < LARGEST and values.min() > -LARGEST)
+
+
 def _sendable(values: Vector) -> Vector:
-    if not (np.abs(values) < LARGEST).all():
+    if not bounded(values):
         raise FederationError("update: too large to be compressed as float32; lower task.train.lr")
     return values
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_privacy import kernels
 from fl_privacy.crypto.stream import Words
 from fl_privacy.errors import FederationError
 
@@ -35,19 +36,24 @@ def subset(d: int, k: int, key: bytes) -> Indices:
 
 
 def _drawn(d: int, k: int, stream: Words) -> Indices:
-    found = np.empty(0, np.int64)
+    found = _ascending(d, k, stream)
     while found.size < k:
-        together = np.concatenate([found, _ascending(d, k - found.size, stream)])
-        together.sort(kind="stable")  # two ascending runs are merged
-        first = np.ones(together.size, bool)
-        np.not_equal(together[1:], together[:-1], out=first[1:])
-        found = together[first]
+        more = _ascending(d, k - found.size, stream)
+        places = np.searchsorted(found, more)
+        new = found[np.minimum(places, found.size - 1)] != more
+        found = np.insert(found, places[new], more[new])
     return found
 
 
 def _ascending(d: int, count: int, stream: Words) -> Indices:
-    """Uniform draws in ascending order without sorting: partial sums of exponential gaps, relative to their total."""
-    words = stream.take(count + 1) >> np.uint64(64 - FRACTION)
-    sums = np.cumsum(-np.log((words + np.uint64(1)) * 2.0**-FRACTION))
-    found: Indices = np.minimum(sums[:-1] * (d / sums[-1]), d - 1).astype(np.int64)
+    """Uniform draws in ascending order without sorting: partial sums of exponential gaps, relative to their total.
+
+    Repeats are left out.
+    """
+    if not count:
+        return np.empty(0, np.int64)
+    kernel = kernels.pick("subset", d)
+    gaps = kernel.uniform(stream.take(count + 1), FRACTION)
+    np.log(gaps, out=gaps)  # negative; the sign cancels
+    found: Indices = kernel.places(gaps, d)
     return found

@@ -24,7 +24,7 @@ from pydantic import Field
 from fl_privacy.coding import Coding, Decoder, Payload
 from fl_privacy.crypto.keys import KEY_BYTES
 from fl_privacy.errors import FederationError, require
-from fl_privacy.shard.compressors import LARGEST, Compressor, Quantised, Sparse
+from fl_privacy.shard.compressors import Compressor, Quantised, Sparse, bounded
 from fl_privacy.shard.shift import Message, Shift
 from fl_privacy.steps.base import At, Running, Seat, Step
 from fl_privacy.vector import Vector
@@ -126,7 +126,8 @@ class Compressing(Running):
         messages, kept = [], dict[tuple[int, int], Vector]()
         for part, vector in enumerate(self._parts.split(update)):
             base, reference = self._common(part)
-            shift = Shift(vector.size, reference=reference, compressor=self._step.compress(vector.size))
+            start = None if reference is None else reference.copy()
+            shift = Shift(vector.size, reference=start, compressor=self._step.compress(vector.size))
             message = shift.encode(vector, self._seat.repeatable_key(at, f"{self._step.kind}/{part}"))
             messages += [np.array([base], "<u4"), np.frombuffer(message.key, "<u4"), message.packed]
             kept |= {(part, base): reference} if reference is not None else {}
@@ -201,7 +202,7 @@ class MeanReferenced(Decoder):
         updates = np.tile(self._shift.reference, (len(sites), 1))
         for update, row in zip(updates, rows, strict=True):
             message = _message(row)
-            self._compressor.add(message.packed, message.key, update)
+            update[self._compressor.touched(message.key)] += self._compressor.expand(message.packed)
         moved = updates.mean(axis=0, dtype=np.float64) - self._shift.reference
         self._shift.reference += (self._shift.gamma * moved).astype(np.float32)
         self._round = round
@@ -220,8 +221,7 @@ def _message(row: Payload) -> Message:
 
 
 def _check_values(compressor: Compressor, row: Payload) -> None:
-    values = compressor.values(row[HEAD:])
-    require(bool((np.abs(values) < LARGEST).all()), "data: not finite, or too large for an update")
+    require(bounded(compressor.values(row[HEAD:])), "data: not finite, or too large for an update")
 
 
 def _version(name: str) -> tuple[int, int]:
