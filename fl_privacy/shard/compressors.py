@@ -20,6 +20,7 @@ from fl_privacy.shard.subset import subset
 from fl_privacy.vector import Vector
 
 Packed = NDArray[np.uint32]
+Told = tuple[NDArray[np.int64] | None, Vector]
 BLOCK = 256  # coordinates that share a norm when they are quantised
 LARGEST = 1e30  # of a value that travels: sums of many stay finite
 
@@ -43,6 +44,9 @@ class Compressor(Protocol):
 
     def add(self, packed: Packed, key: bytes, target: Vector, scale: float = 1.0) -> None:
         """target += scale * C(...)."""
+
+    def told(self, packed: Packed, key: bytes) -> Told:
+        """The coordinates that a message is about (None: all), and the difference there, as exactly as it says."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,9 @@ class Sparse:
 
     def add(self, packed: Packed, key: bytes, target: Vector, scale: float = 1.0) -> None:
         target[subset(self.d, self.words, key)] += np.float32(scale) * self.values(packed)
+
+    def told(self, packed: Packed, key: bytes) -> Told:
+        return subset(self.d, self.words, key), self.values(packed) / np.float32(1 + self.omega)
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,11 @@ class Quantised:
         norms = self.values(packed) * np.float32(scale / self.levels)
         levels = packed[self._blocks :].view(np.int8).reshape(self._blocks, BLOCK)
         target += (levels * norms[:, None]).reshape(-1)[: self.d]
+
+    def told(self, packed: Packed, key: bytes) -> Told:
+        difference = np.zeros(self.d, np.float32)
+        self.add(packed, key, difference)
+        return None, difference
 
     def _uniform(self, key: bytes) -> Vector:
         drawn = Words(key).take(self._blocks * BLOCK) >> np.uint64(40)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fl_privacy.coding import Known
 from fl_privacy.crypto import keys
 from fl_privacy.errors import FederationError
 from fl_privacy.shard.compressors import Compressor, Packed, Sparse
@@ -48,6 +49,11 @@ class Shift:
         self._compressor.add(message.packed, message.key, update)
         self._move(message)
         return update
+
+    def told(self, message: Message) -> Known:
+        """The update where the message tells it exactly, s + v / (1 + omega); elsewhere s is of earlier rounds."""
+        where, difference = self._compressor.told(message.packed, message.key)
+        return Known((self.reference if where is None else self.reference[where]) + difference, where, difference)
 
     def _move(self, message: Message) -> None:
         self._compressor.add(message.packed, message.key, self.reference, self.gamma)
