@@ -65,7 +65,7 @@ class Coding:
 
 
 class Known(NamedTuple):
-    """What one message tells of an update: its values at the coordinates `where`, or at all of them.
+    """What one message reveals of an update: its values at the coordinates `where`, or at all of them.
 
     `bare` is what arrived there, without what the receiver has from earlier rounds.
     """

@@ -48,7 +48,7 @@ def test_the_views_are_part_of_what_a_run_is_found_by() -> None:
 
 def test_a_size_changes_all_cells_and_further_those_that_match() -> None:
     jobs = {job.cell: job.federation for job in load(ERIS, size="medium").jobs}
-    assert (len(jobs["m-fedavg"].sites), jobs["m-fedavg"].rounds) == (6, 30)
+    assert (len(jobs["m-fedavg"].sites), jobs["m-fedavg"].rounds) == (10, 15)
     assert (len(jobs["g-eris-2"].sites), jobs["g-eris-2"].rounds) == (3, 1)
     with pytest.raises(ConfigError, match=r"sizes: 'huge' is not there; use one of reduced, medium"):
         load(ERIS, size="huge")
@@ -114,9 +114,9 @@ def test_costs_are_those_of_the_method() -> None:
     size = 4 * server["parameters"]["value"]
     assert server["upload_bytes"]["value"] == shards["upload_bytes"]["value"] == size
     assert server["seconds"]["value"] == pytest.approx(2 * 10 * size / 20e6)
-    assert shards["seconds"]["value"] == pytest.approx(2 * 2 * size / 20e6)
+    assert shards["seconds"]["value"] == pytest.approx((10 + 11) / 5 * size / 20e6)  # the evaluator fetches it too
     heads = 5 * 4 * 9  # a round and a key per shard
-    assert size / 10 + heads <= dsc["upload_bytes"]["value"] <= size / 10 + heads + 5 * 4
+    assert size / 10 < dsc["upload_bytes"]["value"] <= size / 10 + heads + 5 * 4
 
 
 @pytest.mark.parametrize("plot", ["bars", "lines", "points"])

@@ -10,8 +10,7 @@ import numpy as np
 from attacks.common.fetched import Models
 from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation
-from fl_privacy.routes.shards import ShardsRoute
-from fl_privacy.theory import distribution_time
+from fl_privacy.theory.cost import times
 from fl_privacy.transcript import open_run
 from fl_privacy.vector import Vector
 
@@ -25,11 +24,14 @@ def planned(federation: Federation) -> Found:
     from fl_privacy.tasks.workload import layout_of  # takes torch
 
     parameters = layout_of(federation).size
-    whole, sent = FLOAT32.nbytes(parameters), _bytes(federation, parameters)
-    shards = federation.route.aggregators if isinstance(federation.route, ShardsRoute) else None
-    method, ratio = "shards" if shards else "fedavg", min(1.0, sent / whole)
-    seconds = distribution_time(method, whole, federation.cohort, RATE, aggregators=shards, ratio=ratio)
-    return _plain({"parameters": parameters, "upload_bytes": sent, "upload_share": sent / whole, "seconds": seconds})
+    costs = federation.route.cost(federation, parameters)
+    sent = next(cost.updates[1] for cost in costs if cost.parameters_out == parameters)  # one update, and no model
+    packed = next((size for step in federation.steps if (size := step.packed(parameters)) is not None), sent)
+    at_least, whole = times(costs, RATE), FLOAT32.nbytes(parameters)
+    seconds = at_least.updates * packed / sent + at_least.models
+    return _plain(
+        {"parameters": parameters, "upload_bytes": packed, "upload_share": packed / whole, "seconds": seconds}
+    )
 
 
 def ended(run: Path) -> Found:
@@ -46,17 +48,6 @@ def weights(model: Vector) -> dict[str, float]:
     variance = float(np.square(centred).mean())
     kurtosis = float((centred**4).mean()) / max(variance, np.finfo(np.float64).tiny) ** 2 - 3
     return {"weight_mean": float(model.mean()), "weight_std": variance**0.5, "weight_kurtosis": kurtosis}
-
-
-def _bytes(federation: Federation, parameters: int) -> int:
-    for step in federation.steps:
-        packed = step.packed(parameters)
-        if packed is not None:
-            return packed
-    route = federation.route
-    if isinstance(route, ShardsRoute):
-        return sum(route.cut(federation, parameters).sizes()) * federation.coding.type.itemsize
-    return federation.coding.nbytes(parameters)
 
 
 def _plain(values: dict[str, float]) -> Found:

@@ -26,6 +26,7 @@ FEATURES = 1024
 SIZE = 25_000  # of each half
 HALVES = ("train", "test")
 LENGTH = 10.0  # of every vector
+SHORTEST = 0.1  # that is scaled: one word has log 2
 WORD = re.compile(r"[a-z']+")
 
 Counts = NDArray[np.uint8]
@@ -92,7 +93,7 @@ def scaled(counts: Counts) -> NDArray[np.float32]:
     table = np.log1p(np.arange(256, dtype=np.float32))
     x = table[counts]
     norms = np.sqrt(np.einsum("ij,ij->i", x, x))
-    x *= (np.float32(LENGTH) / np.maximum(norms, np.float32(1)))[:, None]
+    x *= (np.float32(LENGTH) / np.maximum(norms, np.float32(SHORTEST)))[:, None]
     return x
 
 
