@@ -14,6 +14,7 @@ from attacks.inversion.gradients import Target, sight_of
 from attacks.inversion.matching import Leak
 from attacks.inversion.score import RECOVERED
 from benchmarks.result import Result
+from fl_privacy.coding import Known
 from fl_privacy.config import Federation
 from fl_privacy.shard import masks
 from fl_privacy.tasks.files import ENVIRONMENT
@@ -53,7 +54,7 @@ def _recovered(work: Workload, count: int, seen: np.ndarray) -> tuple[list[float
     for row, site in enumerate(work.federation.site_names[:count]):
         data = work.site_data(site)
         update = work.update(work.initial, data, site, 1)
-        target = Target(site, (sight_of(1, row, work.initial, update[seen], seen, work.federation),))
+        target = Target(site, (sight_of(1, row, work.initial, Known(update[seen]), seen, work.federation),))
         generator = torch.Generator().manual_seed(row)
         made = pixels.dlg(Leak(work.model, target), shape, classes, generator).clamp(0, 1).numpy()
         found.append(float(quality.ssim(made, data.x.astype(np.float64))[0]))

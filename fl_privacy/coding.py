@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,17 @@ class Coding:
         return {"updates": rows}
 
 
+class Known(NamedTuple):
+    """What one message reveals of an update: its values at the coordinates `where`, or at all of them.
+
+    `bare` is what arrived there, without what the receiver has from earlier rounds.
+    """
+
+    values: NDArray[np.float32]
+    where: NDArray[np.int64] | None = None
+    bare: NDArray[np.float32] | None = None
+
+
 class Decoder:
     """Turns received rows into updates. This one needs nothing of earlier rounds."""
 
@@ -80,6 +91,10 @@ class Decoder:
     def decode(self, rows: Payload, sites: Sequence[str], round: int) -> NDArray[np.float32]:
         """The updates of these sites, one row each, and the state after this round."""
         return self._coding.decode(rows, self._parameters)
+
+    def known(self, rows: Payload, sites: Sequence[str], round: int) -> list[Known]:
+        """As `decode`, for a receiver that wants to know these updates, and not only their mean."""
+        return [Known(update) for update in self.decode(rows, sites, round)]
 
     def state(self) -> Mapping[str, NDArray[Any]]:
         """What the next round needs from this one; it is saved with the model. Decoding another round may change it."""

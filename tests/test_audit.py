@@ -114,6 +114,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     made = Engine()
     monkeypatch.setattr(run, "up", made)
     monkeypatch.setattr(attacks, "replay", replay)
+    monkeypatch.setattr(run, "ended", lambda path: {})  # the engine above leaves no transcript
     attacks.ATTACKS.add("guess", Guess())
     yield made
     attacks.ATTACKS.remove("guess")
@@ -370,7 +371,7 @@ def test_a_measure_that_no_run_has_is_reported(
     rows = [{"title": "Plain", "cell": "plain", "measure": ["leek", "leak"], "group": [None, "epsilon>9"]}]
     assert audit(written(tmp_path, **with_table(rows=rows)), "--out", tmp_path / "out") == 0
     printed = capsys.readouterr().out
-    assert "no measure 'leek'; it has accuracy, leak, loss" in printed
+    assert "no measure 'leek'; it has accuracy, leak, loss, parameters" in printed
     assert "no group 'epsilon>9' of leak; it has epsilon<=4, epsilon>4" in printed
 
 

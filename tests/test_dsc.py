@@ -141,6 +141,31 @@ def test_large_vectors_use_compiled_kernels_that_give_the_same_bits(monkeypatch:
     subset.cache_clear()
 
 
+@pytest.mark.parametrize("kind", [Dsc, DscMean])
+@given(d=st.integers(1, 200), p=st.floats(0.05, 1), rounds=st.integers(1, 5))
+@examples(20)
+def test_a_message_tells_its_coordinates_exactly_to_whoever_has_the_earlier_ones(
+    kind: type[Dsc], d: int, p: float, rounds: int
+) -> None:
+    """g = s + v / (1 + omega) at the chosen coordinates, for every site, up to four roundings of float32."""
+    step, sites = kind(p=p), ("one", "other")
+    senders = {site: Shift(d, p) for site in sites}
+    receiver = step.decoder(d)
+    for round in range(1, rounds + 1):
+        updates = [vector(d, 10 * round + number) for number in range(len(sites))]
+        before = [senders[site].reference.copy() for site in sites]
+        messages = [senders[site].encode(update, key(round)) for site, update in zip(sites, updates, strict=True)]
+        words = [np.frombuffer(m.key, "<u4") for m in messages]
+        rows = np.stack([np.r_[np.uint32(round - 1), k, m.packed] for k, m in zip(words, messages, strict=True)])
+        for known, update, reference in zip(receiver.known(rows, sites, round), updates, before, strict=True):
+            assert known.where is not None
+            assert known.bare is not None
+            assert np.array_equal(known.where, subset(d, Sparse(d, p).words, key(round)))
+            allowed = 4 * np.finfo(np.float32).eps * (np.abs(reference) + np.abs(update - reference))[known.where]
+            assert (np.abs(known.values - update[known.where]) <= allowed).all()
+            assert (np.abs(known.bare - (update - reference)[known.where]) <= allowed).all()
+
+
 def test_the_reference_follows_an_update_that_does_not_change() -> None:
     shift, update = Shift(200, 0.1), vector(200)
     errors = []

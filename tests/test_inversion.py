@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from attacks.inversion.lpips import FILE, Lpips
 from attacks.inversion.matching import Leak, certain, descend, labels
 from attacks.inversion.priors import learn
 from commands import cli, json_of
+from fl_privacy.coding import Known
 from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.errors import DataError
@@ -63,7 +65,7 @@ def leak_of(used: Workload, site: int = 0, seen: Mask | None = None, zeros: bool
     name = used.federation.site_names[site]
     update = used.update(used.initial, used.site_data(name), name, 1)
     seen = np.ones(update.size, np.bool_) if seen is None else seen
-    sight = sight_of(1, 0, used.initial, update[seen], seen, used.federation)
+    sight = sight_of(1, 0, used.initial, Known(update[seen]), seen, used.federation)
     target = Target(name, (sight,))
     return Leak(used.model, filled(target) if zeros else target)
 
@@ -308,8 +310,22 @@ def test_the_command_reports_every_measure_beside_chance_and_draws_pictures(
     assert cli("transcript", "verify", recorded).returncode == 0
 
 
-def test_compressed_updates_are_refused_instead_of_misread() -> None:
-    """A message of DSC is no part of a gradient."""
-    dsc = "sites: 3\nroute: {kind: shards}\ncompress: {kind: dsc}\ntask: {partition: {records: 1}, train: {epochs: 1}}"
-    with pytest.raises(Unsuitable, match=r"compress\.kind: inversion does not support dsc"):
-        batch_of(Federation.parse(dsc))
+@pytest.mark.e2e
+def test_whoever_tracks_references_has_exact_gradients_of_a_compressed_run(tmp_path: Path) -> None:
+    """The site's record explains all that both rounds of DSC showed; without the references, only the first."""
+    federation = config(more="compress: {kind: dsc, p: 0.3}\n")
+    result = up(federation, "simulation", tmp_path)
+    assert result.status == "completed", result.reason
+    opened, used = open_run(Path(result.path)), work()
+    views = {name: opened.view(name) for name in ("aggregator-0", "aggregator-1", "evaluator")}
+    for target in targets(views, federation):
+        leak, (x, y) = Leak(used.model, target), record(used, used.federation.site_names.index(target.site or ""))
+        first, second = (sight.seen for sight in target.sights)
+        assert first.sum() == second.sum() == pytest.approx(0.3 * first.size, abs=2)
+        assert not np.array_equal(first, second)
+        assert leak.squared(x, y).item() < 1e-8
+        untracked = [replace(s, gradient=s.untracked) for s in target.sights]
+        errors = [Leak(used.model, Target(None, (sight,))).squared(x, y).item() for sight in untracked]
+        assert errors[0] < 1e-8 < 0.01 < errors[1]
+    alone = targets({"aggregator-0": views["aggregator-0"]}, federation)
+    assert all((sight.seen <= half(sight.seen.size)).all() for target in alone for sight in target.sights)

@@ -53,6 +53,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {  # those th
     "digits": ({}, None),
     "mnist": ({}, None),
     "cifar10": ({}, None),
+    "imdb": ({}, None),
     "heart-disease": ({"scaling": "public"}, {}),
     "lcl": ({"scaling": "public"}, {}),
     "csv": (

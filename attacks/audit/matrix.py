@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
@@ -15,6 +16,7 @@ from fl_privacy.errors import ConfigError
 from fl_privacy.reading import mapping, text_of, validated
 
 PAGE = "docs/audits.md"
+REDUCED = "reduced"
 # The harness sets these itself.
 OURS = {"seed": "the matrix's `seeds` set it", "audit": "it is always true here"}
 
@@ -22,6 +24,7 @@ Name = Annotated[str, Field(pattern=NAME)]
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(min_length=1)]
 Paper = float | tuple[float, float] | str | None
 PerColumn = str | tuple[str | None, ...] | None
+Together = Annotated[int, Field(ge=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Cell(Model):
@@ -31,6 +34,18 @@ class Cell(Model):
 
     attacks: tuple[str, ...] | None = Field(None, description="default: the matrix's; [] runs without any")
     seeds: Seeds | None = Field(None, description="default: the matrix's")
+    views: dict[Name, Together] = Field(
+        {}, description="whose views are attacked, by label: so many aggregators, or these; default: all at once"
+    )
+
+    @property
+    def observers(self) -> dict[str, tuple[str, ...]]:
+        """By label, the parties that collude."""
+        named = {label: range(who) if isinstance(who, int) else who for label, who in self.views.items()}
+        return {
+            label: tuple(f"aggregator-{one}" if isinstance(one, int) else one for one in who)
+            for label, who in named.items()
+        }
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -79,6 +94,9 @@ class Table(Model):
     corner: str = Field("", description="heading of the first column")
     columns: tuple[Annotated[Column, BeforeValidator(_titled)], ...] = Field(min_length=1)
     rows: tuple[Row, ...] = Field(min_length=1)
+    plot: Literal["bars", "lines", "points"] = Field(
+        "bars", description="lines: rows are points of the x axis; points: the first two columns against each other"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Table:
@@ -110,12 +128,38 @@ def _at(given: PerColumn, index: int, otherwise: str | None) -> str | None:
     return given or otherwise
 
 
+class Number(Model):
+    """A number that a claim is about, or chance in its place."""
+
+    cell: str
+    measure: str
+    group: str | None = None
+    chance: bool = False
+
+
+class Claim(Model):
+    """`left` is less than `right`, or both are equal up to `within`: something a paper says, checked by seed."""
+
+    text: str
+    left: Number
+    right: Number
+    within: float | None = Field(None, ge=0)
+
+
 class Reduced(Model):
-    """A smaller audit of the same kind, for `--reduced`."""
+    """A smaller audit of the same kind, for `--reduced` (or `--size NAME`)."""
 
     seeds: Seeds | None = None
     cells: tuple[str, ...] | None = Field(None, min_length=1, description="the cells that are run; default: all")
     changes: dict[str, Any] = Field({}, description="federation keys that go before those of every cell")
+    like: dict[str, dict[str, Any]] = Field({}, description="further keys for the cells whose names match a pattern")
+
+    def of(self, cell: str) -> dict[str, Any]:
+        """What goes over a cell."""
+        made = self.changes
+        for pattern, changes in self.like.items():
+            made = merged(made, changes) if fnmatchcase(cell, pattern) else made
+        return made
 
 
 class Matrix(Model):
@@ -129,13 +173,20 @@ class Matrix(Model):
     base: dict[str, Any] = Field({}, description="federation keys that all cells share")
     cells: dict[Name, Cell] = Field(min_length=1)
     measures: dict[str, str] = Field({}, description="what each measure means: the report's glossary")
+    curves: tuple[str, ...] | None = Field(None, description="the curves that are kept and drawn; default: all")
     tables: tuple[Table, ...] = ()
+    claims: tuple[Claim, ...] = ()
     reduced: Reduced | None = None
+    sizes: dict[Name, Reduced] = Field({}, description="further sizes, for `--size NAME`")
 
-    def federation(self, cell: str, reduced: bool) -> dict[str, Any]:
+    def size(self, name: str) -> Reduced | None:
+        """The reduction of this name; none for the full size."""
+        return self.reduced if name == REDUCED else self.sizes.get(name)
+
+    def federation(self, cell: str, size: str) -> dict[str, Any]:
         """A cell as a federation's keys: the base, over it the cell, over it the reduction."""
-        small = self.reduced.changes if reduced and self.reduced else {}
-        return merged(merged(self.base, self.cells[cell].changes), small)
+        small = self.size(size)
+        return merged(merged(self.base, self.cells[cell].changes), small.of(cell) if small else {})
 
 
 @dataclass(frozen=True)
@@ -146,6 +197,8 @@ class Job:
     seed: int
     federation: Federation
     attacks: tuple[str, ...]
+    views: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    curves: tuple[str, ...] | None = None
 
     @property
     def label(self) -> str:
@@ -157,39 +210,46 @@ class Audit:
     """A checked matrix, in full or reduced, and its runs in order."""
 
     matrix: Matrix
-    reduced: bool
+    size: str  # empty: in full
     jobs: tuple[Job, ...]
 
     @property
+    def reduced(self) -> bool:
+        return bool(self.size)
+
+    @property
     def name(self) -> str:
-        return self.matrix.name + ("-reduced" if self.reduced else "")
+        return self.matrix.name + (f"-{self.size}" if self.size else "")
 
     @property
     def cells(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(job.cell for job in self.jobs))
 
 
-def load(path: str | Path, reduced: bool = False) -> Audit:
+def load(path: str | Path, reduced: bool = False, size: str = "") -> Audit:
     """Read a matrix and check every cell of it; all problems are reported at once."""
-    source = str(path)
+    source, size = str(path), REDUCED if reduced else size
     matrix = validated(Matrix, mapping(text_of(path, "matrix"), source, PAGE), source)
     if reduced and matrix.reduced is None:
         raise ConfigError(f"{source}: reduced: missing, and --reduced was given; add it or leave --reduced out")
-    small = matrix.reduced if reduced else None
+    small = matrix.size(size)
+    if size and small is None:
+        there = ", ".join([*([REDUCED] if matrix.reduced else []), *matrix.sizes]) or "none"
+        raise ConfigError(f"{source}: sizes: {size!r} is not there; use one of {there}, or leave --size out")
     problems = [*_unknown_cells(matrix), *_repeated(matrix)]
     jobs: list[list[Job]] = []
     for name, cell in matrix.cells.items():
         if small and small.cells is not None and name not in small.cells:
             continue
         try:
-            jobs.append(_jobs(matrix, name, cell, small))
+            jobs.append(_jobs(matrix, name, cell, size))
         except ConfigError as error:
             problems.append(str(error))
     if problems:
         raise ConfigError(f"{source}: " + "; ".join(problems))
     # Seed by seed: whoever stops early has every cell, with fewer seeds.
     turns = itertools.zip_longest(*jobs)
-    return Audit(matrix, reduced, tuple(job for turn in turns for job in turn if job is not None))
+    return Audit(matrix, size, tuple(job for turn in turns for job in turn if job is not None))
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,9 +265,9 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return made
 
 
-def _jobs(matrix: Matrix, name: str, cell: Cell, small: Reduced | None) -> list[Job]:
-    where = f"cells.{name}"
-    values = matrix.federation(name, small is not None)
+def _jobs(matrix: Matrix, name: str, cell: Cell, size: str) -> list[Job]:
+    where, small = f"cells.{name}", matrix.size(size)
+    values = matrix.federation(name, size)
     for key, reason in OURS.items():
         if key in values:
             raise ConfigError(f"{where}: {key}: {reason}; remove it")
@@ -215,7 +275,9 @@ def _jobs(matrix: Matrix, name: str, cell: Cell, small: Reduced | None) -> list[
     seeds = (small.seeds if small else None) or cell.seeds or matrix.seeds
     # Not the cell's name: cells with the same federation share their runs.
     named = {"name": matrix.name, **values, "audit": True}
-    return [Job(name, seed, validated(Federation, {**named, "seed": seed}, where), attacks) for seed in seeds]
+    views = tuple(cell.observers.items())
+    made = [validated(Federation, {**named, "seed": seed}, where) for seed in seeds]
+    return [Job(name, seed, one, attacks, views, matrix.curves) for seed, one in zip(seeds, made, strict=True)]
 
 
 def _unknown_cells(matrix: Matrix) -> list[str]:
@@ -225,7 +287,9 @@ def _unknown_cells(matrix: Matrix) -> list[str]:
         for row in table.rows
         for place in table.places(row)
     ]
-    used += [("reduced.cells", name) for name in (matrix.reduced.cells or () if matrix.reduced else ())]
+    used += [(f"claims: {claim.text!r}", side.cell) for claim in matrix.claims for side in (claim.left, claim.right)]
+    small = {REDUCED: matrix.reduced, **{f"sizes.{name}": size for name, size in matrix.sizes.items()}}
+    used += [(f"{where}.cells", name) for where, size in small.items() for name in (size.cells or () if size else ())]
     there = ", ".join(matrix.cells)
     unknown = {(where, name) for where, name in used if name is not None and name not in matrix.cells}
     return [f"{where}: cell {name!r} is not in the matrix; use one of {there}" for where, name in sorted(unknown)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,7 @@ Json = Mapping[str, Any]
 def write(out: Path, results: dict[str, Any]) -> None:
     results = plain(results)
     write_whole(out / "results.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    write_whole(out / "tables.csv", csv_of(results))
     drawn = draw(out / "figures", results)
     write_whole(out / "report.md", text(results, drawn))
 
@@ -29,6 +32,8 @@ def text(results: Json, drawn: Mapping[str, str]) -> str:
         parts += ["## Not finished", *(f"- {f['cell']}, seed {f['seed']}: {f['reason']}" for f in results["failures"])]
     if results["unknown_measures"]:
         parts += ["## Not measured", *(f"- {line}" for line in results["unknown_measures"])]
+    if results["claims"]:
+        parts += ["## What holds and what does not", _claims(results)]
     for table in results["tables"]:
         parts += [f"## {table['title']}", _table(table, results), table["note"], _image(drawn, table["id"])]
     curves = [name for name in drawn if name.startswith("curve-")]
@@ -48,6 +53,34 @@ def _reading(results: Json) -> str:
         f"{small}{runs['finished']} of {runs['planned']} runs are finished. A number is the {how}. "
         "Below it stand the paper's number (± its own spread) and what guessing would reach, where there is one."
     )
+
+
+def csv_of(results: Json) -> str:
+    """Every number of every table in a line of its own."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(["table", "row", "column", "cell", "measure", "group", "mean", "half", "seeds", "chance", "paper"])
+    for table in results["tables"]:
+        for row in table["rows"]:
+            for column, entry in zip(table["columns"], row["entries"], strict=True):
+                where = (entry[name] for name in ("cell", "measure", "group", "mean", "half", "n", "chance"))
+                paper = entry["paper"] or {}
+                out.writerow([table["id"], row["title"], column, *where, paper.get("mean", paper.get("text"))])
+    return text.getvalue()
+
+
+def _claims(results: Json) -> str:
+    rows = []
+    for claim in results["claims"]:
+        sides = [claim[side] for side in ("left", "right")]
+        numbers = [
+            markdown.NOTHING if side["mean"] is None else f"{markdown.number(side['mean'])} ({side['cell']})"
+            for side in sides
+        ]
+        one = " (one seed)" if claim["seeds"] == 1 else ""
+        relation = "<" if claim["within"] is None else f"within {claim['within']:g}"
+        rows.append([claim["text"], f"{numbers[0]} {relation} {numbers[1]}", f"**{claim['verdict']}**{one}"])
+    return markdown.table(("what the paper says", "here", ""), rows)
 
 
 def _table(table: Json, results: Json) -> str:
@@ -100,8 +133,7 @@ def draw(folder: Path, results: Json) -> dict[str, str]:
     for table in results["tables"]:
         if any(entry["mean"] is not None for row in table["rows"] for entry in row["entries"]):
             drawn[table["id"]] = f"{table['id']}.svg"
-            series = [figures.Series(row["title"], [_bar(e) for e in row["entries"]]) for row in table["rows"]]
-            figures.bars(folder / drawn[table["id"]], table["title"], table["columns"], series, "paper")
+            PLOTS[table.get("plot", "bars")](folder / drawn[table["id"]], table)
     for attack, name in sorted({found[:2] for found in _curves(results)}):
         mark = "curve-" + re.sub(r"[^a-z0-9]+", "-", f"{attack}-{name}".lower()).strip("-")
         lines = [(cell, curve) for a, n, cell, curve in _curves(results) if (a, n) == (attack, name)]
@@ -111,6 +143,34 @@ def draw(folder: Path, results: Json) -> dict[str, str]:
         x_label, y_label = str(first.get("x_label", "epsilon")), str(first.get("y_label", name))
         figures.curves(folder / drawn[mark], f"{name} ({attack})", x_label, y_label, shown)
     return drawn
+
+
+def _bars(path: Path, table: Json) -> None:
+    series = [figures.Series(row["title"], [_bar(e) for e in row["entries"]]) for row in table["rows"]]
+    figures.bars(path, table["title"], table["columns"], series, "paper")
+
+
+def _lines(path: Path, table: Json) -> None:
+    """A line for each column over the rows, and its chance."""
+    shown = []
+    for index, column in enumerate(table["columns"]):
+        for name, title in (("mean", column), ("chance", f"{column}, chance")):
+            found = [(x, row["entries"][index][name]) for x, row in enumerate(table["rows"])]
+            there = [(float(x), y) for x, y in found if y is not None]
+            if there:
+                shown.append(figures.Curve(title, [x for x, _ in there], [y for _, y in there]))
+    ticks = [row["title"] for row in table["rows"]]
+    figures.curves(path, table["title"], table["corner"], "", shown, ticks)
+
+
+def _points(path: Path, table: Json) -> None:
+    """A point for each row: its first column against its second."""
+    found = [(row["title"], *(entry["mean"] for entry in row["entries"][:2])) for row in table["rows"]]
+    there = [(title, x, y) for title, x, y in found if x is not None and y is not None]
+    figures.points(path, table["title"], table["columns"][0], table["columns"][1], there)
+
+
+PLOTS = {"bars": _bars, "lines": _lines, "points": _points}
 
 
 def _bar(entry: Json) -> figures.Bar:
@@ -124,11 +184,11 @@ def _curves(results: Json) -> Iterator[tuple[str, str, str, list[Json]]]:
         seeds = list(found["curves"].values())
         for attack, name in dict.fromkeys((a, n) for seed in seeds for a, curves in seed.items() for n in curves):
             curves = [seed[attack][name] for seed in seeds if name in seed.get(attack, {})]
-            if drawable := [curve for curve in curves if _points(curve)]:
+            if drawable := [curve for curve in curves if _pairs(curve)]:
                 yield attack, name, cell, drawable
 
 
-def _points(curve: Any) -> dict[float, float]:
+def _pairs(curve: Any) -> dict[float, float]:
     """`{x: [...], y: [...]}`, or y by x; whatever else an attack calls a curve is kept and not drawn."""
     if not isinstance(curve, Mapping):
         return {}
@@ -141,6 +201,6 @@ def _points(curve: Any) -> dict[float, float]:
 
 
 def _mean_curve(curves: list[Json]) -> tuple[list[float], list[float]]:
-    points = [_points(curve) for curve in curves]
+    points = [_pairs(curve) for curve in curves]
     x = sorted({value for one in points for value in one})
     return x, [mean_interval([one[value] for one in points if value in one])[0] for value in x]

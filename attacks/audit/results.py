@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from attacks.audit.matrix import Audit, Paper, Place, Table
+from attacks.audit.claims import checked
+from attacks.audit.matrix import Audit, Number, Paper, Place, Table
 from attacks.audit.run import Failure, Store, key
 from attacks.version import SUITE
 from fl_privacy.report import machine
@@ -37,9 +38,26 @@ def collect(audit: Audit, store: Store, failures: Sequence[Failure]) -> dict[str
         "unknown_measures": _unknown(audit, records),
         "measures": audit.matrix.measures,
         "tables": tables,
+        "claims": [
+            checked(claim, _by_seed(records, claim.left), _by_seed(records, claim.right))
+            for claim in audit.matrix.claims
+        ],
         "matrix": audit.matrix.model_dump(mode="json", exclude_none=True),
         "cells": {name: _cell(audit, name, records[name]) for name in audit.cells},
     }
+
+
+def _by_seed(records: Records, number: Number) -> dict[str, float]:
+    """A claim's number in every run that has it."""
+    found = {}
+    for seed, record in records.get(number.cell, {}).items():
+        measure = _measure(record, number.measure) or {}
+        groups = measure.get("groups") or {}
+        value = measure.get("chance") if number.chance else measure.get("value")
+        value = groups.get(number.group) if number.group is not None else value
+        if isinstance(value, int | float):
+            found[str(seed)] = float(value)
+    return found
 
 
 def _records(audit: Audit, store: Store) -> dict[str, dict[int, dict[str, Any]]]:
@@ -100,6 +118,7 @@ def _table(audit: Audit, records: Records, table: Table) -> dict[str, Any]:
         "note": table.note,
         "corner": table.corner,
         "columns": [column.title for column in table.columns],
+        "plot": table.plot,
         "rows": [
             {"title": row.title, "entries": [_entry(audit, records, place) for place in table.places(row)]}
             for row in table.rows
@@ -148,7 +167,7 @@ def _cell(audit: Audit, name: str, records: Mapping[int, dict[str, Any]]) -> dic
         for measure in there
     }
     return {
-        "federation": audit.matrix.federation(name, audit.reduced),
+        "federation": audit.matrix.federation(name, audit.size),
         "attacks": next((record["attacks"] for record in records.values()), []),
         "seconds": {str(seed): record["seconds"] for seed, record in records.items()},
         "measures": {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import attacks
+from attacks.audit.facts import ended, planned
 from attacks.audit.matrix import Audit, Job
 from attacks.audit.progress import Progress
 from attacks.version import SUITE
@@ -40,6 +41,7 @@ class Failure:
 def key(job: Job) -> str:
     """What a finished run is found again by: everything that its numbers depend on."""
     facts = {"federation": job.federation.model_dump(mode="json"), "attacks": job.attacks, "suite": SUITE}
+    facts |= {name: value for name in ("views", "curves") if (value := getattr(job, name))}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -100,14 +102,20 @@ def check(audit: Audit, data_dir: Path | None) -> None:
 
 
 def execute(
-    audit: Audit, store: Store, out: Path, data_dir: Path | None, keep_runs: bool, progress: Progress
+    audit: Audit,
+    store: Store,
+    out: Path,
+    data_dir: Path | None,
+    keep_runs: bool,
+    progress: Progress,
+    most: int | None = None,
 ) -> list[Failure]:
-    """Run what is missing. An interruption leaves the finished runs and nothing else."""
+    """Run what is missing, at most so many runs. An interruption leaves the finished runs and nothing else."""
     with _alone(out):
         failures: list[Failure] = []
         missing = store.missing(audit.jobs)
         progress.begin(len({key(job) for job in audit.jobs}), len(missing))
-        for job in missing:
+        for job in missing[:most]:
             folder = out / "runs" / job.label
             shutil.rmtree(folder, ignore_errors=True)
             progress.start(job)
@@ -137,6 +145,7 @@ def _one(job: Job, folder: Path, data_dir: Path | None, progress: Progress) -> d
         raise LaunchError(f"run {result.run} failed: {result.reason} (logs: {result.path}/logs)")
     progress.attacking()
     found = _attacked(job, Path(result.path), data_dir)
+    facts = {"run": _metrics(result), "plan": planned(job.federation), "end": ended(Path(result.path))}
     return {
         "cell": job.cell,
         "seed": job.seed,
@@ -146,15 +155,27 @@ def _one(job: Job, folder: Path, data_dir: Path | None, progress: Progress) -> d
         "seconds": round(time.monotonic() - began, 2),
         "run_seconds": result.seconds,
         "rounds": result.rounds,
-        "measures": {"run": _metrics(result), **{name: one["measures"] for name, one in found.items()}},
-        "curves": {name: one["curves"] for name, one in found.items() if one.get("curves")},
+        "measures": {**facts, **{name: one["measures"] for name, one in found.items()}},
+        "curves": {name: kept for name, one in found.items() if (kept := _kept(one.get("curves") or {}, job.curves))},
     }
 
 
 def _attacked(job: Job, run: Path, data_dir: Path | None) -> dict[str, Any]:
+    """What the attacks find, by attack; as each set of colluding parties finds it, by attack@label."""
     if not job.attacks:
         return {}
-    return attacks.replay(run, job.attacks, data_dir, seeds=1)
+    if not job.views:
+        return attacks.replay(run, job.attacks, data_dir, seeds=1)
+    found: dict[str, Any] = {}
+    for label, observers in job.views:
+        one = attacks.replay(run, job.attacks, data_dir, seeds=1, observers=observers)
+        found |= {f"{name}@{label}": scores for name, scores in one.items()}
+    return found
+
+
+def _kept(curves: dict[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
+    """Those that the matrix asks for; without that all but the ones of single sites (NAME/SITE)."""
+    return {n: curve for n, curve in curves.items() if (n in wanted if wanted is not None else "/" not in n)}
 
 
 def _metrics(result: Result) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.errors import TranscriptError
+from fl_privacy.round.checkpoints import CheckpointError, Checkpoints
 from fl_privacy.transcript.read import Run
 
 Vector = NDArray[np.float32]
@@ -28,7 +29,15 @@ class Models:
     def after(self, round: int) -> Vector | None:
         """What the round made of it; None if nobody recorded it."""
         found = self._recorded("evaluator", round)
-        return self._recorded("server", round + 1) if found is None else found
+        found = self._recorded("server", round + 1) if found is None else found
+        return self._checkpointed(round) if found is None else found
+
+    def _checkpointed(self, round: int) -> Vector | None:
+        """The last model of a server is in no view: it sends it to nobody as the start of a round."""
+        try:
+            return Checkpoints(self._run.path / "checkpoints").load(round).get("model")
+        except CheckpointError:
+            return None
 
     def _recorded(self, observer: str, round: int) -> Vector | None:
         if observer not in self._run.observers:

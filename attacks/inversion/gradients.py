@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attacks.common.attack import Unsuitable
+from fl_privacy.coding import Known
 from fl_privacy.config import Federation
 from fl_privacy.errors import TranscriptError
 from fl_privacy.models.initial import initial
@@ -19,17 +20,26 @@ from fl_privacy.vector import Vector
 LARGEST_BATCH = 8
 ROUNDS = 4  # of a site that are matched at once
 Mask = NDArray[np.bool_]
+Messages = tuple[int, dict[int, str], list[Known], Mask]
 
 
 @dataclass(frozen=True)
 class Sight:
-    """The gradient at `model` on the coordinates in `seen`; the others are zero."""
+    """The gradient at `model` on the coordinates in `seen`; the others are zero.
+
+    `bare`, where it differs, is the same of what arrived, without what the party tracks of earlier rounds.
+    """
 
     round: int
     row: int
     model: Vector
     gradient: NDArray[np.float64]
     seen: Mask
+    bare: NDArray[np.float64] | None = None
+
+    @property
+    def untracked(self) -> NDArray[np.float64]:
+        return self.gradient if self.bare is None else self.bare
 
 
 @dataclass(frozen=True)
@@ -45,16 +55,15 @@ class Target:
 
 
 def filled(target: Target) -> Target:
-    """The same for an attacker that takes what it did not see for zeros, as the code of ERIS's authors does."""
-    return Target(target.site, tuple(replace(s, seen=np.ones_like(s.seen)) for s in target.sights))
+    """The same for one that tracks nothing and takes what it did not see for zeros, as the code of ERIS's authors."""
+    made = [replace(s, gradient=s.untracked, seen=np.ones_like(s.seen), bare=None) for s in target.sights]
+    return Target(target.site, tuple(made))
 
 
 def batch_of(federation: Federation) -> int:
     """The records of a site's one step per round; an error if it makes more steps, or a larger one."""
     train, records = federation.task.train, federation.task.typical_records(len(federation.sites))
     steps = train.epochs * -(-records // train.batch_size)
-    if federation.coding.by_part:
-        raise Unsuitable(f"compress.kind: inversion does not support {federation.compress.kind}; use none")
     fix = "use task: {partition: {records: 1}, train: {epochs: 1}}"
     if steps > 1:
         raise Unsuitable(f"task.train: inversion needs one step per round, and sites make {steps}; {fix}")
@@ -66,15 +75,10 @@ def batch_of(federation: Federation) -> int:
 def targets(views: Mapping[str, View], federation: Federation) -> list[Target]:
     """Every site whose update these parties saw at a model they know. A site's batch is the same in all rounds."""
     models, joined = known_models(views, federation), dict[tuple[int, str | int], Sight]()
-    for observer, view in views.items():
-        for round in sorted(set(view.rounds) & set(models)):
-            rows = view.round(round).arrays.get("updates")
-            if rows is None:
-                continue
-            names = {event.row: event.name for event in view.events(round) if isinstance(event, Row)}
-            mine = coordinates(federation, observer, models[round].size)
-            for row, update in enumerate(rows):
-                sight = sight_of(round, row, models[round], update, mine, federation)
+    for view in views.values():
+        for round, names, known, mine in _messages(view, federation, models[1].size):
+            for row, one in enumerate(known if round in models else ()):
+                sight = sight_of(round, row, models[round], one, mine, federation)
                 _add(joined, (round, names.get(row, row)), sight)
     if not joined:
         raise TranscriptError("observer: saw no update at a model it knows; add another aggregator, or the evaluator")
@@ -82,6 +86,19 @@ def targets(views: Mapping[str, View], federation: Federation) -> list[Target]:
     for (round, who), sight in sorted(joined.items(), key=lambda item: (item[0][0], item[1].row)):
         found.setdefault((0 if isinstance(who, str) else round, who), []).append(sight)
     return [Target(who if isinstance(who, str) else None, tuple(s[:ROUNDS])) for (_, who), s in found.items()]
+
+
+def _messages(view: View, federation: Federation, size: int) -> Iterator[Messages]:
+    """By round: the senders, if known, and what their messages tell; references move in every round, known or not."""
+    decoder = None
+    for round in sorted(view.rounds):
+        rows = view.round(round).arrays.get("updates")
+        if rows is None:
+            continue
+        names = {event.row: event.name for event in view.events(round) if isinstance(event, Row)}
+        mine = coordinates(federation, view.observer, size)
+        decoder = decoder or federation.coding.decoder(int(mine.sum()))
+        yield round, names, decoder.known(rows, [names[row] for row in sorted(names)], round), mine
 
 
 def known_models(views: Mapping[str, View], federation: Federation) -> dict[int, Vector]:
@@ -103,11 +120,20 @@ def coordinates(federation: Federation, observer: str, size: int) -> Mask:
     return np.asarray(cut(federation, size).owners == int(observer.rpartition("-")[2]))
 
 
-def sight_of(round: int, row: int, model: Vector, update: Vector, mine: Mask, federation: Federation) -> Sight:
+def sight_of(round: int, row: int, model: Vector, known: Known, mine: Mask, federation: Federation) -> Sight:
     """The gradient of the one SGD step that made the update; with momentum, the first step is the same."""
-    train, gradient = federation.task.train, np.zeros(model.size)
-    gradient[mine] = -update.astype(np.float64) / train.lr - train.weight_decay * model[mine].astype(np.float64)
-    return Sight(round, row, model, gradient, mine)
+    train, seen = federation.task.train, mine
+    if known.where is not None:
+        seen = np.zeros_like(mine)
+        seen[np.flatnonzero(mine)[known.where]] = True
+
+    def gradient(values: Vector) -> NDArray[np.float64]:
+        made = np.zeros(model.size)
+        made[seen] = -values.astype(np.float64) / train.lr - train.weight_decay * model[seen].astype(np.float64)
+        return made
+
+    bare = None if known.bare is None else gradient(known.bare)
+    return Sight(round, row, model, gradient(known.values), seen, bare)
 
 
 def _add(joined: dict[tuple[int, str | int], Sight], key: tuple[int, str | int], sight: Sight) -> None:
@@ -115,5 +141,6 @@ def _add(joined: dict[tuple[int, str | int], Sight], key: tuple[int, str | int],
     before = joined.get(key)
     if before is not None:
         gradient = np.where(before.seen, before.gradient, sight.gradient)
-        sight = Sight(sight.round, sight.row, sight.model, gradient, before.seen | sight.seen)
+        bare = None if sight.bare is None else np.where(before.seen, before.untracked, sight.bare)
+        sight = Sight(sight.round, sight.row, sight.model, gradient, before.seen | sight.seen, bare)
     joined[key] = sight

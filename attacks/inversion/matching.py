@@ -65,8 +65,9 @@ def labels(leak: Leak, batch: int) -> Ints:
 
     A row is (p - y) times the activations, which are not negative: only a class of the batch has a negative one.
     """
-    sight, rows = leak.target.sights[0], _last_layer(leak)
-    sums = np.array([sight.gradient[row].sum() / max(1, sight.seen[row].sum()) for row in rows])
+    sights, rows = leak.target.sights, _last_layer(leak)
+    found = [(sum(s.gradient[row].sum() for s in sights), sum(s.seen[row].sum() for s in sights)) for row in rows]
+    sums = np.array([total / max(1, count) for total, count in found])
     impact = np.minimum(sums, 0).sum() / batch
     chosen = []
     for _ in range(batch):

@@ -8,7 +8,11 @@ Statistics per canary and round, larger if it took part:
   sites without it (shadows.py).
 
 Coordinates that nobody saw are left out of these; where a whole model is needed, they are as in the new global model.
-The code of ERIS's authors takes them as zeros instead, which is the `_zeros` variant.
+Under shifted compression, those that a message is about are known exactly, because references can be tracked. The code
+of ERIS's authors takes unseen coordinates as zeros and tracks no reference, which is the `_zeros` variant.
+
+`last_model` is what the last global model alone says, whoever observes: minus a canary's loss under it (ERIS's minimal
+leakage).
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ LEAST = 2  # shadows that make a likelihood
 FEW = 8  # shadows, below which a canary has no deviation of its own
 
 Array = NDArray[np.float64]
-ZEROS = "_zeros"
+ZEROS, LAST_MODEL = "_zeros", "last_model"
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -66,6 +70,9 @@ def examine(views: Mapping[str, View], knowledge: Knowledge, seed: int) -> Findi
                 row.setdefault(name, np.full(len(sites), np.nan))[sites == site] = values
         rounds.append(seen.round)
         rows.append(row)
+    last = knowledge.models.after(rounds[-1])
+    if last is not None:
+        rows[-1][LAST_MODEL] = np.concatenate([-probe.losses(last, records) for records in canaries.values()])
     names, nothing = dict.fromkeys(name for row in rows for name in row), np.full(len(sites), np.nan)
     evidence = {name: np.stack([row.get(name, nothing) for row in rows]) for name in names}
     overall = {name: summary(values, sites) for name, values in evidence.items()}
@@ -86,8 +93,9 @@ def _of_site(site: str, seen: Seen, records: Dataset, probe: Probe, shadows: Sha
     if len(others) >= LEAST:
         found["likelihood"] = unusual(weights(pull, thin.values[None])[:, 0], weights(pull, others))
     if part.where is not None:
-        found["loss" + ZEROS] = -probe.losses(completed(part, seen.model, None), records)
-        found["cosine" + ZEROS] = found["cosine"] * np.concatenate(sizes)
+        bare = cosines(pull, thin.untracked().values[None])[:, 0]
+        found["loss" + ZEROS] = -probe.losses(completed(part.untracked(), seen.model, None), records)
+        found["cosine" + ZEROS] = bare * np.concatenate(sizes)
     return found
 
 

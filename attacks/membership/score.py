@@ -16,7 +16,7 @@ from attacks.common.measure import Measure, Scores
 from attacks.common.truth import Truth
 from attacks.membership import guesses
 from attacks.membership.bound import epsilon_lower
-from attacks.membership.run import ZEROS, Findings
+from attacks.membership.run import LAST_MODEL, ZEROS, Findings
 from fl_privacy.errors import TranscriptError
 from fl_privacy.report import figures
 
@@ -43,12 +43,17 @@ def score(findings: Findings, truth: Truth) -> Scores:
         measures |= _rates(name, overall, labels)
         curves |= _curves(name, findings.rounds, evidence, sites, included)
         curves[f"{name}_roc"] = {f"{x:g}": float(y) for x, y in zip(GRID, _roc(overall, included), strict=True)}
-    strong = {name: values[known] for name, values in findings.overall.items() if not name.endswith(ZEROS)}
+    strong = {name: values[known] for name, values in findings.overall.items() if _counts(name)}
     measures |= _epsilons(strong, labels, truth)
     notes = (*findings.notes, *_terms(measures, len(strong), len(included), truth))
     drawn = [figures.Curve(name, list(GRID), list(curves[f"{name}_roc"].values())) for name in findings.overall]
     roc = figures.roc("Membership inference: all rounds", drawn, float(GRID[0]))
     return Scores(measures, curves, {"roc": roc}, notes)
+
+
+def _counts(name: str) -> bool:
+    """Whether a statistic is one of the attack's own: not its handicapped variant, nor what needs no attack."""
+    return not name.endswith(ZEROS) and name != LAST_MODEL
 
 
 def _coins(findings: Findings, truth: Truth) -> tuple[Bools, Bools]:
@@ -64,7 +69,8 @@ def _accuracies(
     name: str, evidence: Array, overall: Array, sites: NDArray[np.str_], labels: Bools
 ) -> dict[str, Measure]:
     """The paper's maximum over rounds with its p-value, and the accuracy after all rounds; both over thirds by site."""
-    best = guesses.accuracies(evidence, sites, labels).max(axis=0)
+    there = np.isfinite(evidence).any(axis=1)
+    best = guesses.accuracies(evidence[there] if there.any() else evidence, sites, labels).max(axis=0)
     final = guesses.accuracies(overall[None], sites, labels)[0]
     beaten = float((best >= best[0]).mean())  # the true labels are the first column, and count as one relabelling
     return {

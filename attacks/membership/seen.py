@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from attacks.common.attack import Unsuitable
 from attacks.common.fetched import Models
 from attacks.common.observed import budget
+from fl_privacy.coding import Known
 from fl_privacy.config import Federation
 from fl_privacy.errors import TranscriptError
 from fl_privacy.routes.base import only
@@ -24,11 +25,15 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Part:
-    """Values at some coordinates of an update (`where` is None: at all), or of the mean of `members` updates."""
+    """Values at some coordinates of an update (`where` is None: at all), or of the mean of `members` updates.
+
+    `bare`, where it differs, is what arrived there, without what the party tracks of earlier rounds.
+    """
 
     values: Vector
     where: Ints | None = None
     members: int = 1
+    bare: Vector | None = None
 
     def of(self, vectors: Vector) -> Vector:
         """These coordinates of vectors of the model's size, the last axis."""
@@ -39,7 +44,12 @@ class Part:
         if len(self.values) <= most:
             return self
         kept = np.linspace(0, len(self.values) - 1, most).astype(np.int64)
-        return Part(self.values[kept], kept if self.where is None else self.where[kept], self.members)
+        bare = None if self.bare is None else self.bare[kept]
+        return Part(self.values[kept], kept if self.where is None else self.where[kept], self.members, bare)
+
+    def untracked(self) -> Part:
+        """What a party that tracks nothing has."""
+        return self if self.bare is None else replace(self, values=self.bare)
 
 
 @dataclass(frozen=True)
@@ -70,11 +80,20 @@ class Observer:
         if "updates" not in arrays:
             return self._difference(round) if "model" in arrays else {}
         named = {event.name: event.row for event in events if isinstance(event, Row)}
-        rows = self._decoded(arrays["updates"], named, round)
+        senders = sorted(named, key=lambda name: named[name])
         if named:
-            return {name: Part(rows[row], self._where) for name, row in named.items()}
+            known = self._decoder.known(arrays["updates"], senders, round)
+            return {name: self._part(one) for name, one in zip(senders, known, strict=True)}
         invited = [event.name for event in events if isinstance(event, Invited)]
+        rows = self._decoder.decode(arrays["updates"], senders, round)
         return self._mixed(rows, [str(tier) for tier in tiers], invited)
+
+    def _part(self, known: Known) -> Part:
+        """What a message tells, at the coordinates of the whole update."""
+        if known.where is None:
+            return Part(known.values, self._where, bare=known.bare)
+        where = known.where if self._where is None else self._where[known.where]
+        return Part(known.values, where, bare=known.bare)
 
     def _difference(self, round: int) -> dict[str, Part]:
         """Who gets nothing but models has the mean of all updates."""
@@ -83,10 +102,6 @@ class Observer:
             return {}
         mean = Part(after - self._models.before(round), members=self._federation.cohort)
         return dict.fromkeys(self._federation.site_names, mean)
-
-    def _decoded(self, rows: NDArray[np.generic], named: Mapping[str, int], round: int) -> Vector:
-        """Received rows as updates; the party tracks what decoding needs of earlier rounds, as DSC's references."""
-        return self._decoder.decode(rows, sorted(named, key=lambda name: named[name]), round)
 
     def _mixed(self, rows: Vector, tiers: list[str], invited: list[str]) -> dict[str, Part]:
         """No shuffle changes the mean of the rows that it mixed: those of one label."""
@@ -116,10 +131,11 @@ def observe(views: Mapping[str, View], federation: Federation, models: Models, p
 
 
 class Join:
-    """Joins parts of one update. Those of all sites have the same coordinates, which are sorted once."""
+    """Joins parts of one update. If those of all sites have the same coordinates, these are sorted once."""
 
     def __init__(self, parameters: int) -> None:
-        self._parameters, self._sorted = parameters, dict[tuple[int, ...], tuple[Ints | None, Ints]]()
+        self._parameters, self._last = parameters, list[Ints | None]()
+        self._sorted: tuple[Ints | None, Ints] = None, np.empty(0, np.int64)
 
     def __call__(self, parts: list[Part]) -> Part:
         """The union of the coordinates, each once; of mixtures, the smallest, and only if nobody saw the site's own."""
@@ -127,11 +143,14 @@ class Join:
         parts = [part for part in own if part.where is None][:1] or own
         if len(parts) == 1:
             return parts[0]
-        key = tuple(id(part.where) for part in parts)
-        if key not in self._sorted:
-            self._sorted[key] = self._sort(np.concatenate([part.where for part in parts if part.where is not None]))
-        where, order = self._sorted[key]
-        return Part(np.concatenate([part.values for part in parts])[order], where)
+        given = [part.where for part in parts]
+        if len(given) != len(self._last) or any(one is not other for one, other in zip(given, self._last, strict=True)):
+            self._last = given
+            self._sorted = self._sort(np.concatenate([one for one in given if one is not None]))
+        where, order = self._sorted
+        bare = [part.bare for part in parts if part.bare is not None]
+        joined = np.concatenate(bare)[order] if len(bare) == len(parts) else None
+        return Part(np.concatenate([part.values for part in parts])[order], where, bare=joined)
 
     def _sort(self, where: Ints) -> tuple[Ints | None, Ints]:
         order = np.argsort(where)

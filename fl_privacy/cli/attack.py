@@ -60,6 +60,10 @@ def audit(
     ] = None,
     data_dir: DataDir = None,
     reduced: Annotated[bool, typer.Option("--reduced", help="The matrix's smaller audit.")] = False,
+    size: Annotated[str, typer.Option(help="One of the matrix's other sizes.")] = "",
+    most: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many new runs; the same command continues.")
+    ] = None,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the transcripts of new runs.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -69,14 +73,14 @@ def audit(
     from attacks.audit.progress import Progress
     from attacks.audit.run import Store, check, execute
 
-    checked = load(matrix, reduced)
+    checked = load(matrix, reduced, size)
     check(checked, data_dir)
     folder = out_dir or Path("runs") / "audits" / checked.name
     signal.signal(signal.SIGTERM, interrupt)
     progress, store = Progress(err if as_json else out), Store(folder / "cells")
     try:
         with progress:
-            failures = execute(checked, store, folder, data_dir, keep_runs, progress)
+            failures = execute(checked, store, folder, data_dir, keep_runs, progress, most)
     except KeyboardInterrupt:
         if progress.finished:
             report.write(folder, results.collect(checked, store, []))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+MARKS = ("o", "s", "^", "D", "v", "P")
 WIDTH = 0.8
 
 
@@ -69,12 +70,27 @@ def _draw(axes: Any, series: Series, middles: Sequence[float], width: float, col
             axes.plot(middle, bar.compared, "D", color="white", markeredgecolor="black", markersize=5)
 
 
-def curves(path: Path, title: str, x_label: str, y_label: str, found: Sequence[Curve]) -> None:
+def curves(
+    path: Path, title: str, x_label: str, y_label: str, found: Sequence[Curve], ticks: Sequence[str] = ()
+) -> None:
+    """Lines with a mark at every point; `ticks` name the whole numbers of the x axis from 0 on."""
     figure, axes = _canvas(title, width=6)
+    if ticks:
+        axes.set_xticks(range(len(ticks)), ticks)
     for i, curve in enumerate(found):
         axes.plot(curve.x, curve.y, "o-", color=COLOURS[i % len(COLOURS)], markersize=4, label=curve.title)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
+    _save(figure, axes, path)
+
+
+def points(path: Path, title: str, x_label: str, y_label: str, found: Sequence[tuple[str, float, float]]) -> None:
+    """One mark for each (title, x, y)."""
+    figure, axes = _canvas(title, width=7)
+    for i, (label, x, y) in enumerate(found):
+        mark = MARKS[i // len(COLOURS) % len(MARKS)]
+        axes.plot([x], [y], mark, color=COLOURS[i % len(COLOURS)], markersize=7, label=label)
+    axes.set(xlabel=x_label, ylabel=y_label)
     _save(figure, axes, path)
 
 

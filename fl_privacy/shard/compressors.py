@@ -21,6 +21,7 @@ from fl_privacy.vector import Vector
 
 Packed = NDArray[np.uint32]
 Touched = Indices | slice
+Told = tuple[NDArray[np.int64] | None, Vector]
 BLOCK = 256  # coordinates that share a norm when they are quantised
 LARGEST = 1e30  # of a value that travels: sums of many stay finite
 
@@ -47,6 +48,9 @@ class Compressor(Protocol):
 
     def expand(self, packed: Packed) -> Vector:
         """C(x) at the touched coordinates."""
+
+    def told(self, packed: Packed, key: bytes) -> Told:
+        """The coordinates that a message is about (None: all), and the difference there, as exactly as it says."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,9 @@ class Sparse:
         return packed.view(np.float32)
 
     expand = values
+
+    def told(self, packed: Packed, key: bytes) -> Told:
+        return subset(self.d, self.words, key), self.values(packed) / np.float32(1 + self.omega)
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,9 @@ class Quantised:
         levels = packed[self._blocks :].view(np.int8).reshape(self._blocks, BLOCK)
         found: Vector = (levels * norms[:, None]).reshape(-1)[: self.d]
         return found
+
+    def told(self, packed: Packed, key: bytes) -> Told:
+        return None, self.expand(packed)
 
     def _uniform(self, key: bytes) -> Vector:
         drawn = Words(key).take(self._blocks * BLOCK) >> np.uint64(40)

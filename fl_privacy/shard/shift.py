@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fl_privacy import kernels
+from fl_privacy.coding import Known
 from fl_privacy.crypto import keys
 from fl_privacy.errors import FederationError
 from fl_privacy.shard.compressors import Compressor, Packed, Sparse, Touched
@@ -97,6 +98,11 @@ class Shift:
         _put(update, at, held + values)
         self._move(at, held, values)
         return update if out is not None else _read_only(update)
+
+    def told(self, message: Message) -> Known:
+        """The update where the message tells it exactly, s + v / (1 + omega); elsewhere s is of earlier rounds."""
+        where, difference = self._compressor.told(message.packed, message.key)
+        return Known((self.reference if where is None else self.reference[where]) + difference, where, difference)
 
     def _current(self) -> Lent:
         """A vector equal to the reference: an earlier result that nobody holds, corrected, or a new one."""

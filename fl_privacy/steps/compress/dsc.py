@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_privacy.coding import Coding, Decoder, Payload
+from fl_privacy.coding import Coding, Decoder, Known, Payload
 from fl_privacy.crypto.keys import KEY_BYTES
 from fl_privacy.errors import FederationError, require
 from fl_privacy.shard.compressors import Compressor, Quantised, Sparse, bounded
@@ -167,11 +167,20 @@ class Referenced(Decoder):
     def decode(self, rows: Payload, sites: Sequence[str], round: int) -> NDArray[np.float32]:
         updates = np.empty((len(sites), self._d), np.float32)
         for row, site in enumerate(sites):
-            reference = self._references[site][1] if rows[row][0] else None
-            shift = Shift(self._d, reference=reference, compressor=self._compressor)
+            shift = self._shift(rows[row], site)
             shift.decode(_message(rows[row]), updates[row])
             self._references[site] = round, shift.reference
         return updates
+
+    def known(self, rows: Payload, sites: Sequence[str], round: int) -> list[Known]:
+        """The chosen coordinates, exactly: whoever has all messages of a site also has its reference."""
+        told = [self._shift(row, site).told(_message(row)) for row, site in zip(rows, sites, strict=True)]
+        self.decode(rows, sites, round)
+        return told
+
+    def _shift(self, row: Payload, site: str) -> Shift:
+        reference = self._references[site][1] if row[0] else None
+        return Shift(self._d, reference=reference, compressor=self._compressor)
 
     def state(self) -> Mapping[str, NDArray[Any]]:
         rounds = {ROUND + site: np.array([round]) for site, (round, _) in self._references.items()}
@@ -190,6 +199,7 @@ class MeanReferenced(Decoder):
 
     def __init__(self, step: Dsc, d: int) -> None:
         self._compressor, self._round, self._shift = step.compress(d), 0, Shift(d, compressor=step.compress(d))
+        self._tracked = Referenced(step, d)
 
     def held(self, site: str) -> bytes:
         return HELD.pack(self._round, UNCOMPARED)
@@ -207,6 +217,10 @@ class MeanReferenced(Decoder):
         self._shift.reference += (self._shift.gamma * moved).astype(np.float32)
         self._round = round
         return updates
+
+    def known(self, rows: Payload, sites: Sequence[str], round: int) -> list[Known]:
+        """The scheme needs the mean of the references only, and yet an aggregator can keep each."""
+        return self._tracked.known(rows, sites, round)
 
     def state(self) -> Mapping[str, NDArray[Any]]:
         return {ROUND: np.array([self._round]), REFERENCE: self._shift.reference}
