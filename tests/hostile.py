@@ -43,6 +43,7 @@ def requests(at: pb.RoundHeader) -> Requests:
     next_one.CopyFrom(at)
     next_one.attempt, next_one.length, next_one.parameters = "f" * 64, 64 * MIB, 64 * MIB
     data = memoryview(bytes(CHUNK))
+    share = pb.ShareHeader(run=at.run, round=at.round, said=pb.ShardStatement(attempt=at.attempt), length=MIB)
     letter = pb.Letter(run=at.run, recipient="site-1", topic="topic", content=bytes(60_000))
     return {
         "Open": [pb.Chunk(round=next_one), *[data] * 4],
@@ -56,6 +57,8 @@ def requests(at: pb.RoundHeader) -> Requests:
         "Finish": [pb.FinishRequest(run=at.run)],
         "Post": [letter],
         "Pickup": [pb.PickupRequest(run=at.run, topic="topic")],
+        "Report": [pb.ReportRequest(**where, members=b"\1", senders=b"\1")],
+        "Share": [pb.Chunk(share=share), data],
         "Evaluate": [pb.EvaluateRequest(run=at.run, round=at.round)],
         "Check": [rpc.health_pb2.HealthCheckRequest(service="fl_privacy.wire.Middleware")],
     }

@@ -118,7 +118,7 @@ class House:
         at = (self.federation, mailbox.keys, mailbox.address)
         self.guests = {name: Guest(*at, name, folder / name, kinds.get(name, Resident)) for name in names}
         server = mailbox.keys.of("server", "server")
-        seat = ServerSeat(self.federation, LAYOUT, server, [mailbox.address], Uninvited(), initial)
+        seat = ServerSeat(self.federation, LAYOUT, server, [mailbox.address], Uninvited(), initial=initial)
         self.server = self.federation.route.server(seat)
         self._asking = Asking(self.federation, LAYOUT, server, run, NONCE, folder)
         self._threads: list[threading.Thread] = []

@@ -44,9 +44,9 @@ class Counting:
             pass
         return pb.Empty()
 
-    submit = seed = open
+    submit = seed = share = open
     collect = fetch
-    settle = abstain = shard = post = pickup = finish
+    settle = abstain = shard = post = pickup = report = finish
 
     def refused(self, error: Exception) -> None:
         self.refusals.append(str(error))

@@ -20,13 +20,14 @@ from fl_privacy.config.evaluate import form_of
 from fl_privacy.crypto import sealing
 from fl_privacy.errors import ConfigError, ProtocolError, RoundFailed
 from fl_privacy.identity.keyring import Identity
+from fl_privacy.identity.pki import load_key
 from fl_privacy.round import aggregating, shard_statements
 from fl_privacy.round.letters import Card, Letters
 from fl_privacy.round.resident import Resident
 from fl_privacy.shard import sealed
 from fl_privacy.steps.base import At
-from fl_privacy.wire import federation_pb2 as pb
-from helpers import Deployment, Keys, deploy, eventually, kill
+from fl_privacy.wire import client, federation_pb2 as pb
+from helpers import CALL, Deployment, Keys, deploy, eventually, kill, status
 from residents import D, House, averaged, federation, initial, update_of
 
 ALL = ("site-0", "site-1", "site-2", "site-3")
@@ -192,6 +193,31 @@ def test_a_site_that_answers_twice_stops_the_run_and_is_named(mailbox: Deploymen
     with pytest.raises(grpc.RpcError) as later:  # and it does not start again
         here.play(1, number=2)
     assert later.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    here.leave()
+
+
+def test_the_mailbox_refuses_what_is_not_an_aggregating_site_s_to_say(mailbox: Deployment, tmp_path: Path) -> None:
+    here = house(mailbox, tmp_path, "calls")
+    here.enter()
+    here.play(1)
+    signer = load_key(mailbox.keys.of("site", "site-1").key_file)
+    said = shard_statements.sign(signer, "calls", pb.ShardStatement(attempt="f" * 64, index=1, digest=bytes(32)))
+
+    def shared(by: tuple[str, str], **changes: Any) -> str:
+        header = pb.ShareHeader(**{"run": "calls", "round": 1, "said": said, **changes})
+        return status(client.share, mailbox.party(*by).stub, header, np.zeros(4, np.uint8), CALL)
+
+    def reported(by: tuple[str, str], **changes: Any) -> str:
+        request = pb.ReportRequest(**{"run": "calls", "round": 1, "attempt": "f" * 64, **changes})
+        return status(mailbox.party(*by).stub.report, request, timeout=CALL)
+
+    one, other, server = ("site", "site-1"), ("site", "site-2"), ("server", "server")
+    assert shared(server) == reported(server) == "PERMISSION_DENIED"
+    assert shared(other) == "INVALID_ARGUMENT"  # another site's shard
+    assert shared(one, said=pb.ShardStatement(index=1)) == "INVALID_ARGUMENT"  # not signed
+    assert shared(one) == reported(one) == "FAILED_PRECONDITION"  # of another attempt
+    assert shared(one, run="nowhere") == reported(one, run="nowhere") == "NOT_FOUND"
+    assert here.play(2).count == 4
     here.leave()
 
 
