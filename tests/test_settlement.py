@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +25,7 @@ from fl_privacy.transcript import open_run
 from fl_privacy.transcript.events import Row
 from fl_privacy.wire.client import Release
 
+ROOT = Path(__file__).parent.parent
 ONE = Release("closed", count=3, members=b"\x0e", senders=b"\x0a")
 OTHER = Release("closed", count=3, members=b"\x0b", senders=b"\x0f")
 GONE = Release("failed", "2 of 3 updates came")
@@ -121,6 +126,18 @@ def test_a_run_goes_on_without_an_aggregator_that_is_killed_in_the_middle_of_a_r
     assert (result.status, result.rounds) == ("completed", 6), result.reason
     events = [json.loads(line) for line in (Path(result.path) / "logs" / "server.log").read_text().splitlines()]
     assert not [event for event in events if event["event"] == "attempt-failed"]
+
+
+@pytest.mark.e2e
+def test_the_script_behind_the_committed_results_runs_at_a_reduced_size(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "failures.py"), "--quick", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "accuracy.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["kind"], row["rate"]) for row in rows} == set(product(("aggregators", "links"), ("0.0", "0.5")))
+    assert {row["round"] for row in rows} == {"0", "1", "2", "3"}
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"aggregators.svg", "links.svg"}
 
 
 BLOCKED = """
