@@ -25,7 +25,8 @@ def planned(federation: Federation) -> Found:
 
     parameters = layout_of(federation).size
     costs = federation.route.cost(federation, parameters)
-    sent = next(cost.updates[1] for cost in costs if cost.parameters_out == parameters)  # one update, and no model
+    one = [cost.updates[1] for cost in costs if cost.parameters_out == parameters]  # an update, and no model
+    sent = one[0] if one else max(cost.updates[1] for cost in costs)  # sites that send to several others
     packed = next((size for step in federation.steps if (size := step.packed(parameters)) is not None), sent)
     at_least, whole = times(costs, RATE), FLOAT32.nbytes(parameters)
     seconds = at_least.updates * packed / sent + at_least.models
