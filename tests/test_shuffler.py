@@ -13,9 +13,9 @@ from scipy import stats
 
 from fl_privacy.dp import ldp
 from fl_privacy.identity.roster import Member
-from fl_privacy.round import service as middleware
+from fl_privacy.round import service as middleware, watching
+from fl_privacy.round.access import MAX_RUNS
 from fl_privacy.round.machine import Phase
-from fl_privacy.round.service import MAX_RUNS
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import chunks, data_bytes
 from helpers import Array, Keys, bound_to, columns, refused, round_header
@@ -247,7 +247,7 @@ def test_a_run_is_continued_and_finished_by_the_server_that_opened_it() -> None:
 
 
 def test_a_failed_or_unwanted_round_keeps_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "KEPT", 0.1)
+    monkeypatch.setattr(watching, "KEPT", 0.1)
 
     async def main() -> None:
         for count, wanted in ((2, "2 of 3 updates came"), (3, "nobody collected")):
@@ -267,7 +267,7 @@ def test_a_failed_or_unwanted_round_keeps_no_update(monkeypatch: pytest.MonkeyPa
 
 def test_a_closed_round_is_kept_for_the_server_at_least_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another aggregator may take that long to close the same round."""
-    monkeypatch.setattr(middleware, "KEPT", 0.0)
+    monkeypatch.setattr(watching, "KEPT", 0.0)
 
     async def main() -> None:
         service, header = shuffler_of("parameter"), round_header("run", 1, 4, deadline=0.5)
@@ -329,7 +329,7 @@ def test_finished_runs_are_dropped_only_when_there_is_no_room() -> None:
             header = round_header(f"run-{number}", 1, 2)
             await opened(service, header, np.zeros(2, np.float32))
 
-        for number in range(middleware.MAX_RUNS):
+        for number in range(MAX_RUNS):
             await open_(number)
             assert len(service.runs) == number + 1
             if number < 5:

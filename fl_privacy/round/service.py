@@ -6,12 +6,8 @@ import asyncio
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,59 +15,38 @@ import psutil
 from numpy.typing import NDArray
 
 from fl_privacy.coding import MAX_PARAMETERS, Payload
-from fl_privacy.dp.witness import Statement, Witnesses
+from fl_privacy.dp.witness import Statement
 from fl_privacy.errors import ProtocolError, require
-from fl_privacy.identity.keyring import Keyring, certificate_of, peer
-from fl_privacy.identity.pki import load_key
+from fl_privacy.identity.keyring import certificate_of
 from fl_privacy.identity.signing import fingerprint
-from fl_privacy.ops.log import Log
-from fl_privacy.ops.metrics import OFF, Metrics
 from fl_privacy.round import opening, statements
+from fl_privacy.round.access import Access
 from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.counted import Counted, received
-from fl_privacy.round.journal import Entry, Journal
+from fl_privacy.round.journal import Entry
 from fl_privacy.round.machine import SUPERSEDED, Phase, Round, RoundSpec, Submission
 from fl_privacy.round.mailbox import Mailbox
 from fl_privacy.round.rows import Rows
-from fl_privacy.transcript.recorder import RunRecorder
+from fl_privacy.round.watching import watch
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import Part, Receiver, chunks, digest, header_of
 
 if TYPE_CHECKING:
-    from fl_privacy.config import Federation
+    pass
 
-MAX_RUNS = 8
 MAX_WAIT = 60.0
 HEADER_WAIT = 30.0
 MAX_RECORDS = 2**40
 LARGEST_HEAD = 16 * 1024  # bytes
-KEPT = 600.0  # seconds that a closed round waits for the server after its deadline; then its updates are dropped
 
 Parts = AsyncIterator[Part]
 Offer = tuple[pb.RoundHeader, Payload | None]
-_caller: ContextVar[str | None] = ContextVar("caller", default=None)  # whose call this task answers
 
 
-class Middleware(ABC):
+class Middleware(Access, ABC):
     """The servicer; `prepare` and `hand_out` are where shuffler and aggregator differ."""
 
-    metrics: Metrics = OFF
     blind: ClassVar[bool] = False  # it cannot read what it carries
-
-    def __init__(
-        self, federation: Federation, keys: Keyring, state: Path, log: Log, recorder: RunRecorder | None = None
-    ) -> None:
-        self.federation, self.coding, self.log, self.recorder = federation, federation.coding, log, recorder
-        self.keys, self.journal, self.witnesses = keys, Journal(state), Witnesses(state)
-        self.runs: dict[str, RunState] = {}
-        # A privatised update must state its budget: the server weights it by that, and buckets are formed from it.
-        self._tiers = {site.name: site.tier for site in federation.sites}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writing = asyncio.Lock()
-
-    @cached_property
-    def signing_key(self) -> Any:
-        return load_key(self.keys.key_file)
 
     @abstractmethod
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> NDArray[np.float32]:
@@ -96,11 +71,6 @@ class Middleware(ABC):
 
     async def share(self, parts: Parts, context: Any) -> pb.Empty:
         raise ProtocolError("UNIMPLEMENTED", "share: only a mailbox takes shards of aggregating sites")
-
-    def refused(self, error: ProtocolError) -> None:
-        """Called for every request that is refused."""
-        self.metrics.reject(error.code, str(error))
-        self.log.rate_limited("refused", code=error.code, reason=str(error), own={"peer": _caller.get()})
 
     async def open(self, parts: Parts, context: Any) -> pb.Empty:
         """The server opens an attempt at a round, and may ask twice; an older attempt that is still open fails."""
@@ -140,7 +110,7 @@ class Middleware(ABC):
         self.runs[spec.run] = state  # it may have given way to other runs while this was being opened
         state.attempt, state.finished, state.touched = attempt, False, time.monotonic()
         self.metrics.opened(1)
-        task = asyncio.create_task(self._watch(attempt))
+        task = asyncio.create_task(watch(attempt, self.metrics, self.log))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         state.notify()
@@ -165,36 +135,6 @@ class Middleware(ABC):
             state.attempt.repeat()
             state.notify()
         return pb.Empty()
-
-    async def journalled(self, event: Callable[..., Any], *facts: Any) -> Any:
-        """Write to the journal without holding up other calls; one at a time."""
-        async with self._writing:
-            return await asyncio.to_thread(event, *facts)
-
-    def _peer(self, context: Any, role: str) -> str:
-        """The caller's name, if it has this role."""
-        name = peer(context, self.federation.name, role).name
-        _caller.set(name)
-        return name
-
-    def _check_own(self, state: RunState, context: Any) -> None:
-        """A run is continued and ended by the server that opened it, as long as the roster has that server's key."""
-        if state.attempt is not None:
-            owner, key = state.attempt.terms.recipient, fingerprint(certificate_of(context).public_key())
-            mine = key == owner or all(member.key != owner for member in self.keys.roster().members)
-            require(mine, "run: was opened by another server", "PERMISSION_DENIED")
-
-    def _site(self, context: Any) -> str:
-        """The calling site's name; a certificate outlives a site's membership."""
-        name = self._peer(context, "site")
-        require(name in self.federation.site_names, f"site {name!r} is not in this federation", "PERMISSION_DENIED")
-        return name
-
-    def _join(self, state: RunState, site: str) -> None:
-        """Log a site's first call in a run, for our own operator only: nobody else may learn when a site came."""
-        if site not in state.joined:
-            state.joined.add(site)
-            self.log.own("joined", run=state.name, site=site)
 
     def _layers(self, header: pb.RoundHeader) -> tuple[int, ...]:
         """Where each layer of an update ends, as it travels."""
@@ -305,14 +245,6 @@ class Middleware(ABC):
         async for part in self.hand_out(state, attempt):
             yield part
 
-    def asked(self, request: pb.CollectRequest | pb.SettleRequest, context: Any) -> Attempt:
-        """The attempt that the server asks about; it must be the server that opened it."""
-        self._peer(context, "server")
-        attempt = self._attempt(request.run, request.round, request.attempt)
-        same = fingerprint(certificate_of(context).public_key()) == attempt.terms.recipient
-        require(same, "attempt: was opened by another server", "PERMISSION_DENIED")
-        return attempt
-
     async def fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk | memoryview]:
         """A site waits for the next round and gets its model; the evaluator gets the newest model there is."""
         if request.newest:
@@ -404,70 +336,6 @@ class Middleware(ABC):
 
     def put_model(self, state: RunState, model: NDArray[np.float32], version: int) -> None:
         state.model, state.version = model, version
-
-    async def _watch(self, attempt: Attempt) -> None:
-        try:
-            await self._see_out(attempt)
-        except asyncio.CancelledError:
-            attempt.round.fail("the process was stopped")
-            raise
-        finally:
-            self._ended(attempt)
-
-    async def _see_out(self, attempt: Attempt) -> None:
-        """Wait for the round's end; drop the updates of a closed round that nobody collects."""
-        while not attempt.over.is_set():
-            attempt.round.tick(time.monotonic())
-            attempt.notice()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(attempt.round.remaining(time.monotonic()) + 0.001):
-                    await attempt.over.wait()
-        self._account(attempt)
-        try:
-            # From the deadline on: until then another aggregator may still be collecting the same round.
-            async with asyncio.timeout(attempt.round.remaining(time.monotonic()) + KEPT):
-                await attempt.gone.wait()
-        except TimeoutError:
-            attempt.fail("nobody collected it in time")
-
-    def _account(self, attempt: Attempt) -> None:
-        """Bytes and times of a round that is over. Not before: a scraper must not see updates arrive one by one."""
-        now, opened = time.monotonic(), attempt.round.opened_at
-        first = attempt.first_at or now
-        self.metrics.opened(-1)
-        self.metrics.seconds("waiting", first - opened)
-        self.metrics.seconds("receiving", now - first)
-        self.metrics.moved("in", attempt.taken)
-        self.metrics.moved("out", attempt.given)
-
-    def _ended(self, attempt: Attempt) -> None:
-        """Count how it ended; log why it was not released, if so."""
-        round = attempt.round
-        self.metrics.ended("released" if attempt.delivered else "failed")
-        if not attempt.delivered:
-            reason = round.reason or "it broke off while it was being released"
-            self.log("not-released", **round.spec.where, count=len(round.accepted), floor=round.least, reason=reason)
-
-    def _state(self, run: str, create: bool = False) -> RunState:
-        if run in self.runs:
-            return self.runs[run]
-        require(create, "run: not known here", "NOT_FOUND")
-        require(0 < len(run) <= 128, "run: a name of 1 to 128 characters is needed")
-        over = [name for name, state in self.runs.items() if state.is_over]
-        over.sort(key=lambda name: self.runs[name].is_awaited)
-        for name in over[: max(0, len(self.runs) - MAX_RUNS + 1)]:
-            del self.runs[name]
-        require(len(self.runs) < MAX_RUNS, f"run: {MAX_RUNS} runs are already open", "RESOURCE_EXHAUSTED")
-        return self.runs.setdefault(run, RunState(run))
-
-    def _attempt(self, run: str, round: int, name: str | None = None) -> Attempt:
-        """The open attempt at a round, which must be the one of this name if one is given."""
-        attempt = self._state(run).attempt
-        if attempt is None or attempt.round.spec.round != round:
-            raise ProtocolError("NOT_FOUND", f"round: {round} is not open")
-        ours = name in (None, attempt.round.spec.attempt)
-        require(ours, "attempt: not the one that is open", "FAILED_PRECONDITION")
-        return attempt
 
 
 def _wanted(spec: RoundSpec, request: pb.FetchRequest) -> bool:
