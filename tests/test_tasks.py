@@ -34,7 +34,7 @@ from profiles import examples
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE_MODELS = sorted(set(MODELS) - {"lstm", "transformer"})
-BENCHMARKS = {name: DATASETS.get(name)() for name in ("digits", "mnist", "cifar10", "heart-disease", "lcl")}
+BENCHMARKS = {name: DATASETS.get(name)() for name in ("digits", "mnist", "cifar10", "imdb", "heart-disease", "lcl")}
 PAIRS = [(name, m) for name, data in BENCHMARKS.items() for m in MODELS if MODELS[m].take(data.shape, data.classes)]
 
 
@@ -486,7 +486,7 @@ def test_every_model_is_restored_from_its_vector(dataset: str, model: str) -> No
 
 def test_images_fit_the_image_models_and_series_those_for_series() -> None:
     images = {(d, m) for d in ("digits", "mnist", "cifar10") for m in IMAGE_MODELS}
-    vectors = {(d, m) for d in ("heart-disease", "lcl") for m in ("mlp", "logistic", "transformer")}
+    vectors = {(d, m) for d in ("imdb", "heart-disease", "lcl") for m in ("mlp", "logistic", "transformer")}
     assert set(PAIRS) == images | vectors | {("lcl", "lstm")}
 
 

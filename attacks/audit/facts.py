@@ -10,6 +10,7 @@ import numpy as np
 from attacks.common.fetched import Models
 from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation
+from fl_privacy.roles import ROLES
 from fl_privacy.theory.cost import times
 from fl_privacy.transcript import open_run
 from fl_privacy.vector import Vector
@@ -25,8 +26,7 @@ def planned(federation: Federation) -> Found:
 
     parameters = layout_of(federation).size
     costs = federation.route.cost(federation, parameters)
-    one = [cost.updates[1] for cost in costs if cost.parameters_out == parameters]  # an update, and no model
-    sent = one[0] if one else max(cost.updates[1] for cost in costs)  # sites that send to several others
+    (sent,) = (cost.updates[1] for cost in costs if ROLES[cost.party].has_node)
     packed = next((size for step in federation.steps if (size := step.packed(parameters)) is not None), sent)
     at_least, whole = times(costs, RATE), FLOAT32.nbytes(parameters)
     seconds = at_least.updates * packed / sent + at_least.models
