@@ -150,7 +150,7 @@ class Journal:
             fields, digest = dict(entry["entry"]), entry["head"]
         except BROKEN:
             raise self._damaged(number) from None
-        if digest != _link(before, fields):
+        if _line(fields, before)[0] != line + b"\n":  # to the last byte, also where another one means the same number
             raise self._damaged(number)
         return fields, digest
 

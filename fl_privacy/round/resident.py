@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 CARD, CHECK, APPLY, SEND = "card", "check", "apply", "send"  # duties
 SHARDS = "shards"  # the topic on which sites say what they received
 Duty = Callable[[Letters, pb.RoundHeader, Payload], None]
-PAUSE = 0.5  # seconds after a duty that failed
+PAUSE = 0.5  # seconds after a duty that failed, or before cards are looked for again
+TRIES = 3
 LONGEST_REASON = 300
 
 
@@ -190,6 +191,15 @@ class Resident(Member):
     def _cards(self, letters: Letters) -> dict[str, Card]:
         return {**letters.cards(), self._seat.site: letters.own_card()}
 
+    def _all_cards(self, letters: Letters) -> dict[str, Card]:
+        """Those of all aggregating sites, if they are there within moments: a card may be on its way."""
+        for _ in range(TRIES):
+            found = self._cards(letters)
+            if found.keys() >= set(self._aggregating):
+                break
+            time.sleep(PAUSE)
+        return found
+
     # The model
 
     def _model(self, letters: Letters, header: pb.RoundHeader, data: Payload) -> Vector:
@@ -214,7 +224,7 @@ class Resident(Member):
         """All shards of a model, each as its site signed it and as the others received it."""
         count, found = len(self._aggregating), list[tuple[Vector, bytes]]()
         require(len(header.sealed) == count, f"shards: {len(header.sealed)} came, and the model has {count}")
-        cards, sizes = self._cards(letters), self._models.sizes()
+        cards, sizes = self._all_cards(letters), self._models.sizes()
         pieces = sealing.split(data.data, [one.length for one in header.sealed])
         for index, (site, one, piece) in enumerate(zip(self._aggregating, header.sealed, pieces, strict=True)):
             try:
