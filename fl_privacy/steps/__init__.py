@@ -18,6 +18,8 @@ STEPS: Registry[type[Step]] = Registry(
         "compress.uniform": "fl_privacy.steps.compress.uniform:Uniform",
         "compress.priprune": "fl_privacy.steps.compress.priprune:PriPrune",
         "compress.soteriafl": "fl_privacy.steps.compress.soteriafl:SoteriaFL",
+        "encode.rns": "fl_privacy.steps.encode.rns:Rns",
+        "encode.fixed": "fl_privacy.steps.encode.fixed:Fixed",
     },
     Step,
 )

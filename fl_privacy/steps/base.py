@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -91,12 +91,23 @@ class Running:
         """The update in the form that the next step, or the wire, takes."""
         return update
 
+    def notes(self) -> Mapping[str, Any]:
+        """What the site logs of the update that just left this step; it stays at the site."""
+        return {}
+
     def state(self) -> Mapping[str, NDArray[Any]]:
         """What the next round needs from this one. The site saves it to disk before it sends anything."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue from the state after this site's last round; it is empty before the first."""
+
+
+class Foretold(NamedTuple):
+    """What `plan` says of a step: facts for machines, and lines for people."""
+
+    facts: Mapping[str, Any]
+    lines: Sequence[str]
 
 
 class Step(Choice):
@@ -106,6 +117,10 @@ class Step(Choice):
         """How an update travels after this step, given how it would travel without it."""
         return before
 
+    def coded(self, before: Coding, federation: Federation) -> Coding:
+        """The same for a step whose coding depends on more of the config than the step's own fields."""
+        return self.coding(before)
+
     @property
     def kept(self) -> float:
         """Share of an update's coordinates that leave the site, where the data do not decide which; for `plan`."""
@@ -113,6 +128,10 @@ class Step(Choice):
 
     def packed(self, parameters: int) -> int | None:
         """Bytes of an update in a compressed form that is simulated but not sent; None if there is no such form."""
+        return None
+
+    def foretell(self, federation: Federation) -> Foretold | None:
+        """What else `plan` says of this step."""
         return None
 
     def start(self, seat: Seat) -> Running:
@@ -135,6 +154,7 @@ class Privatise(Step):
     unit: ClassVar[str | None] = None  # what is protected: a site or a record
     adjacency: ClassVar[str | None] = None  # how neighbours differ: replace, or add-or-remove
     after_training: ClassVar[bool] = False  # noise is added to the finished update, so its scale is known
+    imports: ClassVar[tuple[str, ...]] = ()  # modules that only such sites need: those that are forks share them
 
     def start(self, seat: Seat) -> Guard:
         return Guard()
@@ -157,6 +177,10 @@ class Privatise(Step):
     def epsilon_after(self, federation: Federation, budget: float, rounds: int) -> float:
         """Epsilon of so many rounds at a site with this budget."""
         raise TypeError(f"{self.kind} has no budget")
+
+    def bound(self, federation: Federation) -> float | None:
+        """What no coordinate of a privatised update exceeds, but by an unlikely draw; None if the config tells none."""
+        return None
 
     def missing(self, federation: Federation, budget: float, weakest: float) -> float:
         """Standard deviation that tops up the noise of `budget` to that of the smaller budget `weakest`."""

@@ -34,12 +34,13 @@ def cost(
     models: tuple[int, int],
     updates: tuple[int, int],
     counts: tuple[int, int] = (0, 0),
+    seals: tuple[int, int] = (0, 0),
 ) -> Cost:
-    """The cost for the model and update parameters, and the bytes of counts, that a party receives and sends."""
+    """The cost for the model and update parameters, and the bytes of counts and seals, that it receives and sends."""
     sent_models = FLOAT32.nbytes(models[0]), FLOAT32.nbytes(models[1])
     sent_updates = coding.nbytes(updates[0]), coding.nbytes(updates[1])
     parameters = [model + update for model, update in zip(models, updates, strict=True)]
-    sizes = [sum(of) for of in zip(sent_models, sent_updates, counts, strict=True)]
+    sizes = [sum(of) for of in zip(sent_models, sent_updates, counts, seals, strict=True)]
     totals = parameters[0], parameters[1], sizes[0], sizes[1]
     return Cost(party, count, messages, *totals, sent_models, sent_updates, updates[0])
 

@@ -15,6 +15,7 @@ from fl_privacy.theory.leakage import View, views
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
+    from fl_privacy.steps.base import Foretold
 
 
 @dataclass(frozen=True)
@@ -28,28 +29,41 @@ class Forecast:
     views: list[View]
     packed: dict[str, int]  # by step, the bytes of an update in a form that is simulated but not sent
     published: float | None  # seconds, by the formula of the paper that the route is from
+    steps: dict[str, Foretold]  # by kind, what the steps say of themselves
 
     def to_json(self) -> dict[str, Any]:
         seconds = {"updates": self.times.updates, "models": self.times.models, "fedavg": self.fedavg}
         seconds |= {} if self.published is None else {"published": self.published}
         found = {"rate": self.rate, "distribution_time": {"total": self.times.total, **seconds}}
-        return {**found, "leakage": [asdict(view) for view in self.views], "packed_bytes": self.packed}
+        return {**found, "leakage": [asdict(view) for view in self.views], "packed_bytes": self.packed, **self._facts()}
+
+    def _facts(self) -> dict[str, Any]:
+        return {"steps": {kind: dict(step.facts) for kind, step in self.steps.items()}} if self.steps else {}
 
     def lines(self) -> Iterator[str]:
-        each = f"updates {self.times.updates:.4g} s, models {self.times.models:.4g} s"
+        each = f"updates {_seconds(self.times.updates)}, models {_seconds(self.times.models)}"
         yield (
-            f"a round takes at least {self.times.total:.4g} s on links of {self.rate / 1e6:g} MB/s ({each}), "
-            f"FedAvg with one server {self.fedavg:.4g} s"
+            f"a round takes at least {_seconds(self.times.total)} on links of {self.rate / 1e6:g} MB/s ({each}), "
+            f"FedAvg with one server {_seconds(self.fedavg)}"
         )
         if self.published is not None:
-            yield f"by the formula in ERIS's tables, {self.published:.4g} s"
-        for step, size in self.packed.items():
-            yield f"compress: {step} is simulated, and updates travel as float32; packed, one would take {size:,} bytes"
+            yield f"by the formula in ERIS's tables, {_seconds(self.published)}"
+        for kind, size in self.packed.items():
+            yield f"compress: {kind} is simulated, and updates travel as float32; packed, one would take {size:,} bytes"
+        for step in self.steps.values():
+            yield from step.lines
         for view in self.views:
             several = f"; c of the {view.count} together, c times as much" if view.count > 1 else ""
             learnt = f"learns at most {view.coordinates:,.0f} C_max of a site in {self.rounds} rounds"
             yield f"one {view.party} {learnt}{several}"
-        yield "C_max: nats per coordinate, 1/2 ln(1 + SNR) for Gaussians; without noise on the update it has no bound"
+        yield (
+            "C_max is the most that one number of an update tells about a site's records, 1/2 ln(1 + SNR) nats with "
+            "Gaussian noise; without noise there is no such limit, and the counts above only compare routes"
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{float(f'{seconds:.2g}'):g} s"
 
 
 def forecast(federation: Federation, parameters: int, costs: Sequence[Cost], rate: float) -> Forecast:
@@ -59,4 +73,6 @@ def forecast(federation: Federation, parameters: int, costs: Sequence[Cost], rat
     fedavg = distribution_time("fedavg", FLOAT32.nbytes(parameters), federation.cohort, rate)
     packed = {step.kind: size for step in federation.steps if (size := step.packed(parameters)) is not None}
     published = federation.route.published(federation, FLOAT32.nbytes(parameters), rate)
-    return Forecast(rate, federation.rounds, times(costs, rate), fedavg, views(costs, federation), packed, published)
+    steps = {step.kind: said for step in federation.steps if (said := step.foretell(federation)) is not None}
+    took, seen = times(costs, rate), views(costs, federation)
+    return Forecast(rate, federation.rounds, took, fedavg, seen, packed, published, steps)

@@ -29,9 +29,12 @@ class Dpsgd(Privatise):
 
     unit: ClassVar[str] = sampled.UNIT
     adjacency: ClassVar[str] = sampled.ADJACENCY
+    imports: ClassVar[tuple[str, ...]] = ("fl_privacy.dp.dpsgd", "opacus.validators")
 
     def problems(self, federation: Federation) -> Iterator[str]:
         yield from super().problems(federation)
+        if field := federation.task.train.regularised:
+            yield f"task.train.{field}: is not supported with privatise.kind dpsgd, which clips each record; remove it"
         if not federation.task.is_own and (data := federation.task.data_set).preprocessing != "public":
             yield f"task.dataset: {federation.task.dataset} {FITTED}; use options: {data.public_with}, or ldp"
 

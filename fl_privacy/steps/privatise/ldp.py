@@ -14,6 +14,8 @@ from fl_privacy.vector import Vector
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
 
+RARE = 6  # standard deviations
+
 
 class Ldp(Privatise):
     """Clips the whole update and adds noise for the site's epsilon (unit: the site; adjacency: replacement)."""
@@ -41,6 +43,11 @@ class Ldp(Privatise):
 
     def epsilon_after(self, federation: Federation, budget: float, rounds: int) -> float:
         return compose([self.charge(federation, budget)] * rounds, self.delta)
+
+    def bound(self, federation: Federation) -> float:
+        """The clip, and the noise of the noisiest site in all but one of 5e8 draws."""
+        budgets = {site.budget for site in federation.sites if site.budget is not None}
+        return self.clip + RARE * max((self.noise(federation, budget) for budget in budgets), default=0.0)
 
     def missing(self, federation: Federation, budget: float, weakest: float) -> float:
         return ldp.missing(self.clip, budget, weakest, self.delta, federation.budget_rounds)

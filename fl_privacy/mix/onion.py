@@ -1,0 +1,127 @@
+"""Onions: one message for a chain of mixes and an innermost layer for the server (Algorithm 8, without its proofs).
+
+Every layer of every onion has a fresh X25519 key: a session key would link the bits of one site. A layer is that key,
+and what ChaCha20-Poly1305 makes of the next layer under the HKDF of the exchange, bound to federation, run, round,
+attempt and mix: an onion for another mix, round or run does not open. All onions of a batch have one size, which tells
+how far they are and nothing else. A mix drops repeated onions, and gives its batch on in a random order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fl_privacy.crypto import sealing
+from fl_privacy.crypto.stream import Words
+from fl_privacy.errors import FederationError, ProtocolError, require
+
+LAYER = sealing.POINT + sealing.TAG  # bytes that a layer adds
+SERVER = "server"
+DOMAIN = "fl-privacy onion 1"
+
+
+class Place(NamedTuple):
+    """What an onion is bound to."""
+
+    federation: str
+    run: str
+    round: int
+    attempt: str
+
+    def at(self, party: str) -> bytes:
+        return sealing.fields(DOMAIN, self.federation, self.run, str(self.round), self.attempt, party)
+
+
+class Hop(NamedTuple):
+    """A mix, or at the end the server: its name, and its key for this run."""
+
+    name: str
+    key: X25519PublicKey
+
+
+def size(content: int, hops: int) -> int:
+    """Bytes of an onion that this many parties have still to open."""
+    return content + LAYER * hops
+
+
+def wrapped(content: bytes, hops: Sequence[Hop], place: Place) -> bytes:
+    """An onion that the hops open in this order; the last one gets the content."""
+    if not hops or hops[-1].name != SERVER:
+        raise FederationError("onion: the innermost layer is the server's; name it last")
+    for hop in reversed(hops):
+        once = X25519PrivateKey.generate()
+        point, bound = once.public_key().public_bytes_raw(), place.at(hop.name)
+        content = point + sealing.encrypt(_key(once.exchange(hop.key), bound + point), content, bound)
+    return content
+
+
+def opened(onion: bytes, own: X25519PrivateKey, name: str, place: Place) -> bytes:
+    """The next layer; refuses an onion that was made for another party, attempt, round or run."""
+    require(len(onion) >= LAYER, f"onion: {len(onion)} bytes are too few")
+    point, bound = onion[: sealing.POINT], place.at(name)
+    try:
+        shared = own.exchange(X25519PublicKey.from_public_bytes(point))
+    except ValueError:
+        raise ProtocolError("INVALID_ARGUMENT", "onion: not an X25519 key") from None
+    return sealing.decrypt(_key(shared, bound + point), onion[sealing.POINT :], bound)
+
+
+def passed_on(
+    batch: Sequence[bytes], own: X25519PrivateKey, name: str, place: Place, *, each: int, least: int, order: bytes
+) -> list[bytes]:
+    """A mix's whole batch, one layer further and in a random order that `order`, a single-use key, gives.
+
+    `each` is the size of an onion here, and `least` the fewest that may be mixed. What does not open counts for
+    nothing: a batch that is padded with such onions does not reach the threshold.
+    """
+    good = all(len(onion) == each for onion in batch)
+    require(good, f"onions: not all of {each} bytes")
+    require(len(set(batch)) == len(batch), "onions: the batch has one of them twice", "ALREADY_EXISTS")
+    found = [opened(onion, own, name, place) for onion in batch]
+    require(len(found) >= least, f"onions: {len(found)} in a batch, {least} are needed", "FAILED_PRECONDITION")
+    return [found[index] for index in permutation(len(found), order)]
+
+
+def permutation(count: int, key: bytes) -> list[int]:
+    """A uniform order: ranks of 64-bit keys; equal keys, of probability below count^2 / 2^65, are drawn again."""
+    stream = Words(key)
+    while True:
+        words = stream.take(count + count % 2)[:count]
+        order = np.argsort(words, kind="stable")
+        if len(np.unique(words)) == count:
+            return [int(index) for index in order]
+
+
+class Cost(NamedTuple):
+    """Of one round in which every bit of every residue is an onion of its own."""
+
+    onions: int  # of all sites
+    bytes_per_site: int
+    seconds_per_site: float
+    seconds_per_mix: float
+
+
+def cost(bits: int, parameters: int, sites: int, mixes: int, rate: float, content: int = 8) -> Cost:
+    """`bits` per parameter; `rate` is the layers that this machine makes or opens per second."""
+    each = bits * parameters
+    return Cost(each * sites, each * size(content, mixes + 1), each * (mixes + 1) / rate, each * sites / rate)
+
+
+def decoys(columns: int, share: float = 1e-3, probability: float = 0.99) -> int:
+    """Dummy columns so that altering this share of all columns hits one with this probability, at random places.
+
+    Each altered column is a dummy with probability k / (d + k); a s of the d + k columns miss all k with probability
+    at most (1 - s)^k, so k = ln(1 - p) / ln(1 - s), whatever d is.
+    """
+    if not (columns > 0 and 0 < share < 1 and 0 < probability < 1):
+        raise FederationError(f"decoys: {share:g} of {columns} columns with probability {probability:g} is no demand")
+    return int(np.ceil(np.log1p(-probability) / np.log1p(-share)))
+
+
+def _key(shared: bytes, bound: bytes) -> bytes:
+    return HKDF(SHA256(), 32, salt=None, info=bound).derive(shared)

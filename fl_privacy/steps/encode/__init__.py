@@ -1,0 +1,1 @@
+"""Encodings of updates as integers, for routes on which only sums are released."""
