@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from attacks.audit.formulas import FORMULAS
 from fl_privacy.config import NAME, Federation, Model
-from fl_privacy.errors import ConfigError
+from fl_privacy.errors import ConfigError, FederationError
 from fl_privacy.reading import mapping, text_of, validated
 
 PAGE = "docs/audits.md"
@@ -24,6 +25,7 @@ Name = Annotated[str, Field(pattern=NAME)]
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(min_length=1)]
 Paper = float | tuple[float, float] | str | None
 PerColumn = str | tuple[str | None, ...] | None
+Given = dict[str, Any]
 Together = Annotated[int, Field(ge=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -59,6 +61,7 @@ class Column(Model):
     cell: str | None = None
     measure: str | None = None
     group: str | None = None
+    given: Given = Field({}, description="arguments of the table's formula")
 
 
 class Row(Model):
@@ -68,17 +71,19 @@ class Row(Model):
     cell: PerColumn = None
     measure: PerColumn = None
     group: PerColumn = None
+    given: Given = Field({}, description="arguments of the table's formula, over the column's")
     paper: tuple[Paper, ...] = Field((), description="a number, [mean, spread], text or null for each column")
 
 
 @dataclass(frozen=True)
 class Place:
-    """One number of a table: where it comes from, and what the paper has there."""
+    """One number of a table: where it comes from, and what the paper has there. A formula's is here already."""
 
     cell: str | None
     measure: str | None
     group: str | None
     paper: Paper
+    computed: float | None = None
 
 
 def _titled(value: Any) -> Any:
@@ -94,9 +99,12 @@ class Table(Model):
     corner: str = Field("", description="heading of the first column")
     columns: tuple[Annotated[Column, BeforeValidator(_titled)], ...] = Field(min_length=1)
     rows: tuple[Row, ...] = Field(min_length=1)
+    formula: str | None = Field(None, description="every number is this closed form's; none is measured")
+    given: Given = Field({}, description="arguments of the formula in all places")
     plot: Literal["bars", "lines", "points"] = Field(
         "bars", description="lines: rows are points of the x axis; points: the first two columns against each other"
     )
+    logarithmic: bool = Field(False, description="whether lines have a logarithmic scale")
 
     @model_validator(mode="after")
     def _check(self) -> Table:
@@ -107,7 +115,7 @@ class Table(Model):
                     counts = f"{len(given)} entries and the table {len(self.columns)} columns"
                     raise ValueError(f"row {row.title!r}: {field} has {counts}; give one for each")
             for column, place in zip(self.columns, self.places(row), strict=True):
-                for field in ("cell", "measure"):
+                for field in () if self.formula else ("cell", "measure"):
                     if getattr(place, field) is None and not isinstance(getattr(row, field), tuple):
                         where = f"row {row.title!r}, column {column.title!r}"
                         raise ValueError(f"{where}: no {field}; give the row or the column one")
@@ -118,8 +126,19 @@ class Table(Model):
         found = []
         for i, column in enumerate(self.columns):
             where = {f: _at(getattr(row, f), i, getattr(column, f)) for f in ("cell", "measure", "group")}
-            found.append(Place(**where, paper=row.paper[i] if row.paper else None))
+            paper = row.paper[i] if row.paper else None
+            found.append(Place(**where, paper=paper, computed=self._computed(row, column)))
         return found
+
+    def _computed(self, row: Row, column: Column) -> float | None:
+        if self.formula is None:
+            return None
+        if self.formula not in FORMULAS:
+            raise ValueError(f"formula: {self.formula!r} is unknown; use one of {', '.join(FORMULAS)}")
+        try:
+            return FORMULAS[self.formula](**{**self.given, **column.given, **row.given})
+        except (TypeError, FederationError) as error:
+            raise ValueError(f"row {row.title!r}, column {column.title!r}: {self.formula}: {error}") from None
 
 
 def _at(given: PerColumn, index: int, otherwise: str | None) -> str | None:
@@ -153,6 +172,11 @@ class Reduced(Model):
     cells: tuple[str, ...] | None = Field(None, min_length=1, description="the cells that are run; default: all")
     changes: dict[str, Any] = Field({}, description="federation keys that go before those of every cell")
     like: dict[str, dict[str, Any]] = Field({}, description="further keys for the cells whose names match a pattern")
+    fewer: dict[str, Seeds] = Field({}, description="other seeds for the cells whose names match a pattern")
+
+    def seeds_of(self, cell: str) -> Seeds | None:
+        """Of the first pattern that matches, or those of all cells."""
+        return next((seeds for pattern, seeds in self.fewer.items() if fnmatchcase(cell, pattern)), self.seeds)
 
     def of(self, cell: str) -> dict[str, Any]:
         """What goes over a cell."""
@@ -272,7 +296,7 @@ def _jobs(matrix: Matrix, name: str, cell: Cell, size: str) -> list[Job]:
         if key in values:
             raise ConfigError(f"{where}: {key}: {reason}; remove it")
     attacks = matrix.attacks if cell.attacks is None else cell.attacks
-    seeds = (small.seeds if small else None) or cell.seeds or matrix.seeds
+    seeds = (small.seeds_of(name) if small else None) or cell.seeds or matrix.seeds
     # Not the cell's name: cells with the same federation share their runs.
     named = {"name": matrix.name, **values, "audit": True}
     views = tuple(cell.observers.items())

@@ -160,7 +160,7 @@ def _lines(path: Path, table: Json) -> None:
             if there:
                 shown.append(figures.Curve(title, [x for x, _ in there], [y for _, y in there]))
     ticks = [row["title"] for row in table["rows"]]
-    figures.curves(path, table["title"], table["corner"], "", shown, ticks)
+    figures.curves(path, table["title"], table["corner"], "", shown, ticks, table.get("logarithmic", False))
 
 
 def _points(path: Path, table: Json) -> None:

@@ -119,6 +119,7 @@ def _table(audit: Audit, records: Records, table: Table) -> dict[str, Any]:
         "corner": table.corner,
         "columns": [column.title for column in table.columns],
         "plot": table.plot,
+        "logarithmic": table.logarithmic,
         "rows": [
             {"title": row.title, "entries": [_entry(audit, records, place) for place in table.places(row)]}
             for row in table.rows
@@ -128,6 +129,8 @@ def _table(audit: Audit, records: Records, table: Table) -> dict[str, Any]:
 
 def _entry(audit: Audit, records: Records, place: Place) -> dict[str, Any]:
     where = {"cell": place.cell, "measure": place.measure, "group": place.group, "paper": _paper(place.paper)}
+    if place.computed is not None:
+        return {**where, "planned": 0, **summary({}, ""), "mean": place.computed}
     planned = sum(job.cell == place.cell for job in audit.jobs)
     if place.cell is None or place.measure is None:
         return {**where, "planned": 0, **summary({}, "")}

@@ -54,6 +54,7 @@ ATTACKS: Registry[Attack[Any]] = Registry(
         "membership": "attacks.membership.attack:ATTACK",
         "metadata": "attacks.metadata.attack:ATTACK",
         "privacy-inference": "attacks.privacy_inference.attack:ATTACK",
+        "source": "attacks.source.attack:ATTACK",
     },
 )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fl_privacy.tasks.attacker import Auxiliary
     from fl_privacy.tasks.data import Dataset
 
-Need = Literal["auxiliary", "canaries", "models"]
+Need = Literal["auxiliary", "canaries", "models", "shadows", "targets"]
 Progress = Callable[[str], None]
 Vector = NDArray[np.float32]
 Matrix = NDArray[np.float32]
@@ -39,9 +39,12 @@ class Knowledge:
         progress: Progress = silent,
         candidates: Callable[[], Mapping[str, Dataset]] | None = None,
         models: Models | None = None,
+        targets: Callable[[], Dataset] | None = None,
+        shadows: Callable[[], Mapping[str, Dataset]] | None = None,
     ) -> None:
         self.federation, self.progress, self._gather = federation, progress, gather
         self._candidates, self._models = candidates, models
+        self._targets, self._shadows = targets, shadows
         self._made: dict[int, Matrix] = {}
 
     @cached_property
@@ -64,6 +67,20 @@ class Knowledge:
         if self._models is None:
             raise FederationError("needs: this attack declares no models; add 'models' to its needs")
         return self._models
+
+    @cached_property
+    def targets(self) -> Dataset:
+        """Training records of the sites, as many of each and in random order: the attacker is to say whose they are."""
+        if self._targets is None:
+            raise FederationError("needs: this attack declares no targets; add 'targets' to its needs")
+        return self._targets()
+
+    @cached_property
+    def shadows(self) -> Mapping[str, Dataset]:
+        """By site a few records like its own, which no site trained on, in random order."""
+        if self._shadows is None:
+            raise FederationError("needs: this attack declares no shadow sets; add 'shadows' to its needs")
+        return self._shadows()
 
     def updates(self, model: Vector, round: int) -> Matrix:
         """The clean update of every auxiliary site from the model of this round; trained once for all seeds."""
@@ -97,10 +114,22 @@ def knowledge_of(
 
         return canaries(federation, data_dir)
 
+    def targets() -> Dataset:
+        from attacks.common.targets import targets  # takes torch
+
+        return targets(federation, data_dir).records
+
+    def shadows() -> Mapping[str, Dataset]:
+        from attacks.common.targets import shadows  # takes torch
+
+        return shadows(federation, data_dir)
+
     return Knowledge(
         federation,
         gathered if "auxiliary" in needs else None,
         progress,
         candidates if "canaries" in needs else None,
         models if "models" in needs else None,
+        targets if "targets" in needs else None,
+        shadows if "shadows" in needs else None,
     )

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from attacks.common.attack import Unsuitable
 from attacks.common.observed import as_received
+from attacks.common.targets import targets
 from fl_privacy.config.changes import config_of
 from fl_privacy.config.evaluate import charge_of
 from fl_privacy.dp.ledger import compose
@@ -120,6 +122,11 @@ class Truth:
         """What the site trained on, read again from the data folder."""
         return self._work.site_data(site)
 
+    @cached_property
+    def owners(self) -> Ints:
+        """The index of the site of each record that an attacker is asked about, in the order in which it gets them."""
+        return targets(self.federation, self.data_dir).owners
+
     def round(self, round: int) -> RoundTruth:
         """Where every value that the server received in a round came from."""
         if round not in self._rounds:
@@ -142,7 +149,10 @@ class Truth:
                 events = view.events(round, attempt)
                 if rows_in(events):
                     return Witness(view, attempt, events)
-        raise TranscriptError(f"{self._run.path}: no view names the sites of round {round}; record the run again")
+        nobody = f"{self._run.path}: no view names the sites of round {round}"
+        if self.federation.route.simulated:
+            raise Unsuitable(f"{nobody}: route {self.federation.route.kind} has none; use another attack")
+        raise TranscriptError(f"{nobody}; record the run again")
 
     def _clean(self, round: int, witness: Witness) -> dict[str, Vector]:
         found = {}

@@ -96,7 +96,7 @@ def _messages(view: View, federation: Federation, size: int) -> Iterator[Message
         if rows is None:
             continue
         names = {event.row: event.name for event in view.events(round) if isinstance(event, Row)}
-        mine = coordinates(federation, view.observer, size)
+        mine = coordinates(federation, view.observer, size, round)
         decoder = decoder or federation.coding.decoder(int(mine.sum()))
         yield round, names, decoder.known(rows, [names[row] for row in sorted(names)], round), mine
 
@@ -112,12 +112,12 @@ def known_models(views: Mapping[str, View], federation: Federation) -> dict[int,
     return known
 
 
-def coordinates(federation: Federation, observer: str, size: int) -> Mask:
-    """Those that this party receives: its shard, or all."""
+def coordinates(federation: Federation, observer: str, size: int, round: int) -> Mask:
+    """Those that this party receives in a round: its shard, or all."""
     cut = getattr(federation.route, "cut", None)
     if cut is None:
         return np.ones(size, np.bool_)
-    return np.asarray(cut(federation, size).owners == int(observer.rpartition("-")[2]))
+    return np.asarray(cut(federation, size).at(round).owners == int(observer.rpartition("-")[2]))
 
 
 def sight_of(round: int, row: int, model: Vector, known: Known, mine: Mask, federation: Federation) -> Sight:

@@ -91,7 +91,8 @@ def _of_site(site: str, seen: Seen, records: Dataset, probe: Probe, shadows: Sha
     found = {"loss": -probe.losses(completed(part, seen.model, seen.after), records)}
     found["cosine"] = cosines(pull, thin.values[None])[:, 0]
     if len(others) >= LEAST:
-        found["likelihood"] = unusual(weights(pull, thin.values[None])[:, 0], weights(pull, others))
+        explained = weights(pull, np.concatenate([thin.values[None], others]))
+        found["likelihood"] = unusual(explained[:, 0], explained[:, 1:])
     if part.where is not None:
         bare = cosines(pull, thin.untracked().values[None])[:, 0]
         found["loss" + ZEROS] = -probe.losses(completed(part.untracked(), seen.model, None), records)

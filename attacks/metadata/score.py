@@ -13,7 +13,7 @@ from attacks.common.truth import Truth
 from attacks.metadata.run import Pairs
 
 TREES = 50
-FOLDS = 4
+PARTS = 4
 WIDTH = 3.29  # half the 99.9 % interval, in standard deviations
 Ints = NDArray[np.int64]
 
@@ -26,9 +26,9 @@ def score(pairs: Sequence[Pairs], truth: Truth, seed: int) -> Scores:
 
 
 def attribution(pairs: Sequence[Pairs], owners: Sequence[Ints], seed: int) -> dict[str, Measure]:
-    """How often a row's sender is named by who was given the senders of all other rounds but a part."""
+    """How often a row's sender is named by who was given the senders of other rounds."""
     right, chance = list[NDArray[np.float64]](), list[NDArray[np.float64]]()
-    for known, asked in _folds(len(pairs), seed):
+    for known, asked in _parts(len(pairs), seed):
         model = _learn([(pairs[i], owners[i]) for i in known])
         right += [_right(model, pairs[i], owners[i]) for i in asked]
         chance += [1 / pairs[i].compatible.sum(axis=1) for i in asked]
@@ -52,10 +52,10 @@ def membership(pairs: Sequence[Pairs], present: Sequence[set[int]], sites: int) 
 def reply_times(pairs: Sequence[Pairs], seed: int) -> dict[str, Measure]:
     """How often the time of a reply alone tells whose it is: what is specific to a site in it."""
     pairs = [one for one in pairs if one.replied.any()]
-    if len(pairs) < FOLDS:
+    if len(pairs) < PARTS:
         return {}
     right, count = list[bool](), list[int]()
-    for known, asked in _folds(len(pairs), seed):
+    for known, asked in _parts(len(pairs), seed):
         model = _classifier().fit(*_replies([pairs[i] for i in known]))
         times, names = _replies([pairs[i] for i in asked])
         right += (model.predict(times) == names).tolist()
@@ -67,10 +67,15 @@ def reply_times(pairs: Sequence[Pairs], seed: int) -> dict[str, Measure]:
     }
 
 
-def _folds(rounds: int, seed: int) -> list[tuple[list[int], list[int]]]:
-    """Rounds to learn from and rounds to guess; every round is guessed once."""
-    parts = np.array_split(np.random.default_rng(seed).permutation(rounds), min(FOLDS, rounds))
-    return [([i for i in range(rounds) if i not in part], part.tolist()) for part in parts]
+def _parts(rounds: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """Rounds to learn from and rounds to guess: each part of them from the parts before it.
+
+    Who guesses every part from all others is right or wrong together in parts that are alike by accident. Here each
+    part's guesses depend on nothing that is guessed later, so the variances of all parts add up.
+    """
+    parts = np.array_split(np.random.default_rng(seed).permutation(rounds), min(PARTS, rounds))
+    found = [(np.concatenate(parts[:k]).tolist(), parts[k].tolist()) for k in range(1, len(parts))]
+    return found or [([], list(range(rounds)))]
 
 
 def _owners(one: Pairs, truth: Truth) -> Ints:

@@ -29,8 +29,10 @@ MODELS = {
     "lenet5": Inputs(sides=range(8, 33)),
     "sigmoid-lenet": Inputs(sides=range(8, 65)),
     "cnn": IMAGES,
+    "cnn5x5": Inputs(sides=range(16, 65)),
     "mobilecnn": IMAGES,
     "resnet9": IMAGES,
     "lstm": Inputs(steps=range(1, 10_001), forecasts=True),
+    "cnn1d": Inputs(steps=range(32, 1025)),
     "transformer": Inputs(steps=range(2, 1025)),
 }

@@ -19,6 +19,13 @@ from fl_privacy.tasks.own_files import LARGEST, File, HeldOut, contents, opened,
 from fl_privacy.tasks.scaling import Scaling, Statistics, standardise
 
 Column = NDArray[np.float64]
+SCALED: dict[Scaling, str] = {
+    "local": "Each site scaled its numbers by the mean and the standard deviation of its own training records "
+    "(`scaling: local`), so scale yours by those of your own records.",
+    "given": "Numbers were scaled by the statistics given with each feature (`scaling: given`): minus `mean`, divided "
+    "by `std`, or so that `min` becomes 0 and `max` 1.",
+    "none": "Numbers were not scaled (`scaling: none`).",
+}
 
 
 def _level(value: Any) -> Any:
@@ -165,6 +172,11 @@ class Csv(DataSet):
     @property
     def preprocessing(self) -> str:
         return "local" if "local" in (self.scaling, self.missing) else "public"
+
+    @property
+    def inputs(self) -> str:
+        columns = "The inputs are the columns of `features`, in this order; one with levels gives a 0 or 1 per level."
+        return f"{columns} {SCALED[self.scaling]}"
 
     def of_site(self, site: str, folder: Path | None) -> Parts:
         path = own_file(site, folder, self.file, (".csv",))

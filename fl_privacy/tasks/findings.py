@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from fl_privacy.errors import DataError
+from fl_privacy.errors import DataProblems
 
 LISTED = 20  # different problems, and lines of the same problem; the rest is counted
 NUMBERED = re.compile(r"(.*?, (?:line|record)) (\d+)(.*)", re.DOTALL)
@@ -44,10 +44,10 @@ class Findings:
         """Raise if there are problems."""
         if self.count:
             rest = self.count - sum(lines.count for lines in self._listed.values())
-            more = f"; and {rest} more" if rest else ""
+            more = [f"and {rest} more"] if rest else []
             counted = "1 problem" if self.count == 1 else f"{self.count} problems"
-            listed = "; ".join(f"{before}{lines}{after}" for (before, after), lines in self._listed.items())
-            raise DataError(f"data: {counted} in {self._where}: {listed}{more}")
+            listed = [f"{before}{lines}{after}" for (before, after), lines in self._listed.items()]
+            raise DataProblems(f"data: {counted} in {self._where}", listed + more)
 
 
 class _Lines:

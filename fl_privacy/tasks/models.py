@@ -17,6 +17,8 @@ HIDDEN = (64,)
 LENET_SIDE = 32
 SIGMOID_WIDTH, SIGMOID_RANGE = 12, 0.5
 CNN_GRID = 2
+CNN5_CHANNELS, CNN5_WIDTHS = (32, 64), (512, 128)
+CNN1D_CHANNELS, CNN1D_KERNEL, CNN1D_POOL, CNN1D_WIDTH = (32, 64), 5, 4, 128
 MOBILE_STEM = 32
 # Channels and stride of each separable block.
 MOBILE_BLOCKS = ((64, 2), (128, 2), (128, 1), (256, 1))
@@ -112,6 +114,42 @@ def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
         width = following
     layers["flat"] = nn.Flatten()
     layers["out"] = nn.Linear(width * CNN_GRID**2, outputs)
+    return nn.Sequential(layers)
+
+
+def cnn5x5(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Two 5x5 convolutions with max pooling and three linear layers, as in source inference (Hu et al. 2021)."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    width, side = shape[0], shape[1]
+    for i, following in enumerate(CNN5_CHANNELS, start=1):
+        layers |= {f"conv{i}": nn.Conv2d(width, following, 5), f"relu{i}": nn.ReLU(), f"pool{i}": nn.MaxPool2d(2)}
+        width, side = following, (side - 4) // 2
+    layers["flat"] = nn.Flatten()
+    width *= side**2
+    for i, following in enumerate(CNN5_WIDTHS, start=1):
+        layers |= {f"fc{i}": nn.Linear(width, following), f"relu{i + 2}": nn.ReLU()}
+        width = following
+    layers["out"] = nn.Linear(width, outputs)
+    return nn.Sequential(layers)
+
+
+class Channels(nn.Module):
+    """A series as one-dimensional convolutions take it: features before steps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2) if x.dim() == 3 else x.unsqueeze(1)
+
+
+def cnn1d(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Two convolutions over the steps of a series with max pooling, and two linear layers."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(channels=Channels())
+    steps, width = shape[0], shape[1] if len(shape) == 2 else 1
+    for i, following in enumerate(CNN1D_CHANNELS, start=1):
+        layers[f"conv{i}"] = nn.Conv1d(width, following, CNN1D_KERNEL, padding=CNN1D_KERNEL // 2)
+        layers |= {f"relu{i}": nn.ReLU(), f"pool{i}": nn.MaxPool1d(CNN1D_POOL)}
+        width, steps = following, steps // CNN1D_POOL
+    layers |= {"flat": nn.Flatten(), "fc1": nn.Linear(width * steps, CNN1D_WIDTH), "relu3": nn.ReLU()}
+    layers["out"] = nn.Linear(CNN1D_WIDTH, outputs)
     return nn.Sequential(layers)
 
 
@@ -242,8 +280,10 @@ BUILDERS: dict[str, Builder] = {
     "lenet5": lenet5,
     "sigmoid-lenet": sigmoid_lenet,
     "cnn": cnn,
+    "cnn5x5": cnn5x5,
     "mobilecnn": mobilecnn,
     "resnet9": resnet9,
     "lstm": lstm,
+    "cnn1d": cnn1d,
     "transformer": transformer,
 }

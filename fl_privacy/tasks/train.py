@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fl_privacy.errors import FederationError
+from fl_privacy.tasks import regularise
 from fl_privacy.tasks.data import Dataset
 
-EVALUATION_BATCH = 1024
+EVALUATION_BATCH = 256  # larger ones leave the cache: LeNet-5 takes twice as long with 1024
 SMALL_MODEL = 1_000_000
 Outputs = NDArray[np.float32]
 
@@ -27,7 +28,7 @@ Loss = Callable[[Tensor, Tensor, str], Tensor]  # (outputs, labels, reduction: n
 
 @dataclass(frozen=True)
 class Recipe:
-    """Local SGD; `proximal` is FedProx's mu (Li et al. 2020), 0 for FedAvg."""
+    """Local SGD; `proximal` is FedProx's mu (Li et al. 2020), 0 for FedAvg. The last three: see regularise.py."""
 
     epochs: int
     batch_size: int
@@ -35,12 +36,15 @@ class Recipe:
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal: float = 0.0
+    dropout: float = 0.0
+    label_smoothing: float = 0.0
+    crop: int | None = None
 
     def __post_init__(self) -> None:
         for field in ("epochs", "batch_size", "lr"):
             if not getattr(self, field) > 0:
                 raise FederationError(f"train.{field}: {getattr(self, field)} is not positive; raise it")
-        for field in ("momentum", "weight_decay", "proximal"):
+        for field in ("momentum", "weight_decay", "proximal", "dropout", "label_smoothing"):
             if not getattr(self, field) >= 0:
                 raise FederationError(f"train.{field}: {getattr(self, field)} is negative; use 0 or more")
 
@@ -176,9 +180,10 @@ def fit(
     how, weights = how or How(), [w for w in model.parameters() if w.requires_grad]
     optimiser = how.optimiser(weights, recipe)
     generator = torch.Generator().manual_seed(seed)
+    how = _regularised(how, recipe, generator)
     model.train()
     loss = math.nan
-    with few_threads(model):
+    with few_threads(model), regularise.dropout(model, recipe.dropout, generator):
         for epoch in range(recipe.epochs):
             order = torch.randperm(len(y), generator=generator).to(x.device)
             loss = _epoch(model, x, y, torch.split(order, recipe.batch_size), optimiser, how)
@@ -189,6 +194,15 @@ def fit(
             if progress is not None:
                 progress(epoch, loss)
     return loss
+
+
+def _regularised(how: How, recipe: Recipe, draw: torch.Generator) -> How:
+    """With smoothed labels and cropped images, if the recipe says so."""
+    if recipe.label_smoothing:
+        how = replace(how, loss=regularise.smoothed(how.loss, recipe.label_smoothing))
+    if recipe.crop is not None:
+        how = replace(how, augment=regularise.cropped(how.augment, recipe.crop, draw))
+    return how
 
 
 def _epoch(

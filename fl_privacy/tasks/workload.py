@@ -22,6 +22,7 @@ from fl_privacy.scores.form import Form, Tally
 from fl_privacy.scores.tally import tally
 from fl_privacy.tasks import code, models
 from fl_privacy.tasks.data import Dataset, Parts
+from fl_privacy.tasks.forward import misfit
 from fl_privacy.tasks.making import classes_of, task_of
 from fl_privacy.tasks.records import parts_of
 from fl_privacy.tasks.task import Task, own
@@ -77,7 +78,7 @@ class Workload:
     def _read(self, site: str) -> Parts:
         """The site's own folder, or where it has none the run's."""
         folder = self.federation.site(site).data or self._folder
-        with self.theirs("data"):
+        with self.theirs(f"data of site {site!r}"):
             if self.federation.task.is_own and folder is None and self.task.needs_data:
                 raise DataError(f"data: {site} has no folder; set `data` of the site, --data-dir or FL_PRIVACY_DATA")
             found = parts_of(self.task.data(site, folder), code.place(self.task, "data"))  # type: ignore[arg-type]
@@ -85,6 +86,15 @@ class Workload:
             self._check_labels(found.train)
             self._check_labels(found.held_out)
         return found
+
+    def check_model(self, records: Dataset) -> None:
+        """Refuse a task whose model cannot take its records, at the line of `model`."""
+        if self.federation.task.is_own:
+            with self.theirs("model"):
+                problem = misfit(self.model, records)
+            if problem:
+                where, fix = code.place(self.task, "model"), "change the layer, or what data() returns"
+                raise code.TaskError(f"{where}: model(): {problem}; {fix}")
 
     def _check_labels(self, records: Dataset) -> None:
         largest = 0 if records.forecast or not len(records) else int(records.y.max())

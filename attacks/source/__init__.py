@@ -1,0 +1,1 @@
+"""Whose record is this? Source inference, also on what a shuffle or a sum left of the updates."""
