@@ -36,7 +36,7 @@ class Carried:
     header: pb.RoundHeader  # as the server opened it
     attempt: Attempt
     sizes: Sequence[int]  # bytes of each part of a submission
-    reports: dict[int, tuple[frozenset[str], frozenset[str]]] = field(default_factory=dict)
+    reports: dict[int, tuple[frozenset[str], frozenset[str], int]] = field(default_factory=dict)  # and the floor
     decision: tuple[bytes, bytes] | None = None  # whose updates and whose counts, as bits
     deciding: asyncio.Task[None] | None = None
     shared: dict[int, pb.ShareHeader] = field(default_factory=dict)
@@ -85,12 +85,9 @@ class Signed:
         require(bool(found), f"round: no model after round {round} is known here", "NOT_FOUND")
         return [bytes.fromhex(one) for one in found["shards"]]
 
-    def of_attempt(self, run: str, attempt: str) -> list[bytes]:
-        """The digests of an attempt that was completed; none otherwise."""
-        return [
-            bytes.fromhex(one)
-            for one in self._newest(run, lambda line: line.get("attempt") == attempt).get("shards", ())
-        ]
+    def of_attempt(self, run: str, attempt: str) -> list[str]:
+        """The fingerprints of what was signed in an attempt that was completed; none otherwise."""
+        return list(self._newest(run, lambda line: line.get("attempt") == attempt).get("said", ()))
 
     def stopped(self, run: str) -> str:
         """Why a run must not go on."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from fl_privacy.config import Federation
+from fl_privacy.config.evaluate import due
 from fl_privacy.deploy import process
 from fl_privacy.errors import ProtocolError
 from fl_privacy.identity.keyring import Keyring, peer
@@ -43,16 +45,18 @@ class Evaluator:
         recorder: RunRecorder | None = None,
     ) -> None:
         route = only(federation.route, ShardsRoute, "evaluator")
-        self._partial, found = route.settling.tolerant, peers(federation, aggregators)
+        self._partial, self._cuts = route.settling.tolerant, route.joins_every_round
+        found = peers(federation, aggregators)
         self._federation, self._recorder = federation, recorder
         work = Workload(federation, data_dir)
         self._work = work if federation.sites_evaluate else work.loaded()
         self._initial = initial(federation)
         self._stubs = [rpc.middleware(rpc.channel(address, keys, whom)) for address, whom in found]
         self._cut = route.parts(federation, self._work.layout.size)
+        self._alone = threading.Lock()  # a cut has one vector for all its results
 
     async def evaluate(self, request: pb.EvaluateRequest, context: Any) -> pb.EvaluateReply:
-        """Metrics of the model after a round; round 0 seeds the aggregators first."""
+        """Metrics of the model after a round. Round 0 seeds the aggregators; with `masks: round`, every round does."""
         peer(context, self._federation.name, "server")
         return await asyncio.to_thread(self._evaluate, request)
 
@@ -62,15 +66,21 @@ class Evaluator:
         self.log.rate_limited("refused", code=error.code, reason=str(error))
 
     def _evaluate(self, request: pb.EvaluateRequest) -> pb.EvaluateReply:
+        with self._alone:
+            return self._of(request)
+
+    def _of(self, request: pb.EvaluateRequest) -> pb.EvaluateReply:
         try:
-            model = self._join(request.run, request.round) if request.round else self._seed(request.run)
+            model = self._join(request.run, request.round) if request.round else self._initial
+            if self._cuts or not request.round:
+                self._seed(request.run, request.round, model)
         except grpc.RpcError as error:
             self.metrics.ended("failed")
             raise ProtocolError("UNAVAILABLE", f"aggregator: {error.code().name}") from None
         if self._recorder is not None:
             self._recorder.record(request.run, request.round, ATTEMPT, {"model": model})
         head = (self._recorder.head(request.run) if self._recorder else None) or b""
-        if self._federation.sites_evaluate:
+        if self._federation.sites_evaluate or not due(self._federation, request.round):
             return pb.EvaluateReply(head=head)
         with self.metrics.phase("evaluating"):
             metrics = self._work.evaluate(model)
@@ -78,16 +88,15 @@ class Evaluator:
         self.log("evaluated", run=request.run, round=request.round, accuracy=metrics.accuracy, loss=metrics.loss)
         return pb.EvaluateReply(**vars(metrics), head=head)
 
-    def _seed(self, run: str) -> Vector:
-        """Give the aggregators their initial shards, unless they have them."""
-        for stub, shard in zip(self._stubs, self._cut.split(self._initial), strict=True):
+    def _seed(self, run: str, round: int, model: Vector) -> None:
+        """Give the aggregators their shards of the model that the next round starts from, unless they have them."""
+        for stub, shard in zip(self._stubs, self._cut.at(round + 1).split(model), strict=True):
             try:
-                client.seed(stub, run, shard, CALL)
+                client.seed(stub, run, round, shard, CALL)
                 self.metrics.moved("out", shard.nbytes)
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                     raise
-        return self._initial
 
     def _join(self, run: str, round: int) -> Vector:
         shards = []
@@ -98,7 +107,7 @@ class Evaluator:
                 raise ProtocolError("FAILED_PRECONDITION", f"round: an aggregator is at {header.round}, not at {round}")
             shards.append(shard)
             self.metrics.moved("in", shard.nbytes)
-        return self._cut.join(shards)
+        return self._cut.at(round).join(shards)
 
 
 def main() -> int:

@@ -43,6 +43,7 @@ from fl_privacy.wire.stream import Receiver, digest, header_of
 from .carried import Carried, Carrying, Held, Signed
 
 LARGEST_ENVELOPE = 4096  # bytes
+MOST_OPENING = 64
 CLOSED = "FAILED_PRECONDITION"
 
 
@@ -70,6 +71,8 @@ class Mailbox(Middleware):
         require(len(header.shards) == count, f"shards: {len(header.shards)} digests for {count} aggregating sites")
         made = sizes([0] * count if header.farewell else self._shard_bytes(header), header.counts)
         require(header.length == sum(made), f"length: {header.length}, but a round has {sum(made)} bytes per site")
+        while len(self._opening) >= MOST_OPENING:  # attempts whose terms were refused
+            self._opening.pop(next(iter(self._opening)))
         self._opening[header.attempt] = header, made
         return np.empty(0, np.float32)
 
@@ -205,7 +208,7 @@ class Mailbox(Middleware):
         cohort, accepted = carried.attempt.cohort, set(carried.attempt.round.accepted)
         members, senders = (frozenset(cohort.of_bits(bits)) for bits in (request.members, request.senders))
         require(senders <= members <= accepted, "members: not all of them sent something")
-        carried.reports.setdefault(index, (members, senders))
+        carried.reports.setdefault(index, (members, senders, request.floor))
         if len(carried.reports) == len(self._sites) and carried.deciding is None:
             carried.deciding = asyncio.create_task(self._decide(state, carried))
         if carried.deciding is not None:
@@ -229,8 +232,12 @@ class Mailbox(Middleware):
         before = self.journal.released(name)
         wanted = members if before is None else frozenset(cohort.of_bits(before))
         chosen, told = tuple(sorted(wanted)), tuple(sorted(senders & wanted))
-        if not wanted <= members or len(chosen) < round.spec.quorum or not round.may_release(chosen):
-            few = f"all aggregating sites could open {len(members)} updates, {round.spec.quorum} are needed"
+        self._note_left_out(carried)
+        floor = max(round.least, *(one[2] for one in carried.reports.values()))
+        hidden = len(set(round.run_by(chosen))) >= floor
+        if not wanted <= members or len(chosen) < round.spec.quorum or not hidden:
+            needed = f"{round.spec.quorum} of {floor} organisations are needed"
+            few = f"all aggregating sites could open {len(members)} updates, {needed}"
             self._give_up(state, carried, few if before is None else "an update of an earlier release is missing")
             return
         try:
@@ -242,6 +249,13 @@ class Mailbox(Middleware):
         told = told if free and round.may_release(told) else ()
         carried.decision = cohort.bits(chosen), cohort.bits(told)
         state.notify()
+
+    def _note_left_out(self, carried: Carried) -> None:
+        """For the operator: which aggregating site could not open whose update."""
+        accepted = set(carried.attempt.round.accepted)
+        for index, (members, *_) in carried.reports.items():
+            if left_out := sorted(accepted - members):
+                self.log("left-out", **carried.attempt.round.spec.where, by=self._sites[index], sites=left_out)
 
     async def share(self, parts: Parts, context: Any) -> pb.Empty:
         """An aggregating site's shard: after this round, or after an earlier one for those that lack it."""
@@ -273,11 +287,12 @@ class Mailbox(Middleware):
         said, before = header.said, self._signed.of_attempt(header.run, header.said.attempt)
         earlier = [before[index]] if before else []
         if now and index in carried.shared:
-            earlier.append(bytes(carried.shared[index].said.digest))
-        if any(one != said.digest for one in earlier):
+            earlier.append(shard_statements.fingerprint(header.run, carried.shared[index].said))
+        if any(one != shard_statements.fingerprint(header.run, said) for one in earlier):
             error = Equivocation(self._sites[index], said.attempt)
-            await self.journalled(lambda: self._signed.keep(header.run, stopped=str(error)))
-            self.log("stopped", run=header.run, reason=str(error))
+            if not self._signed.stopped(header.run):
+                await self.journalled(lambda: self._signed.keep(header.run, stopped=str(error)))
+                self.log("stopped", run=header.run, reason=str(error))
             self._give_up(state, carried, str(error))
             raise error
         if now:
@@ -322,8 +337,10 @@ class Mailbox(Middleware):
         if senders and len(whole) == len(shares):
             result.counts, result.counted = sent(added(whole, spec.counts)), len(senders)
         if not spec.farewell:
-            digests = [carried.shared[index].said.digest.hex() for index in range(len(self._sites))]
-            facts: dict[str, Any] = {"round": spec.round, "attempt": spec.attempt, "shards": digests}
+            signed = [carried.shared[index].said for index in range(len(self._sites))]
+            facts: dict[str, Any] = {"round": spec.round, "attempt": spec.attempt}
+            facts["shards"] = [said.digest.hex() for said in signed]
+            facts["said"] = [shard_statements.fingerprint(spec.run, said) for said in signed]
             await self.journalled(lambda: self._signed.keep(spec.run, **facts))
         carried.result, attempt.delivered, attempt.applied = result, True, members
         attempt.forget()

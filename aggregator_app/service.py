@@ -20,7 +20,7 @@ from fl_privacy.round.counted import sent
 from fl_privacy.round.machine import Phase, RoundSpec
 from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
-from fl_privacy.round.shard_store import DECODER, Kept, ShardStore, stepped
+from fl_privacy.round.shard_store import DECODER, SHARD, START, Kept, ShardStore, stepped
 from fl_privacy.round.terms import joined
 from fl_privacy.routes.base import only
 from fl_privacy.routes.shards import ShardsRoute
@@ -39,7 +39,8 @@ class Aggregator(Middleware):
         self, federation: Federation, keys: Keyring, state: Path, log: Log, recorder: RunRecorder | None = None
     ) -> None:
         super().__init__(federation, keys, state, log, recorder)
-        self._partial = only(federation.route, ShardsRoute, "aggregators").settling.tolerant
+        route = only(federation.route, ShardsRoute, "aggregators")
+        self._partial, self._cuts = route.settling.tolerant, route.joins_every_round
         self._store = ShardStore(state / "shards")
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Array:
@@ -77,10 +78,18 @@ class Aggregator(Middleware):
         attempt.repeat()
 
     def _after(self, run: str, round: int) -> tuple[Array, dict[str, Arrays]]:
-        """The shard after a round, and what is kept with it. With partial settlement it may be an older round's."""
+        """The shard that the round after it starts from, and what is kept with it.
+
+        With partial settlement it may be an older round's. With masks per round it is what the evaluator cut.
+        """
         if self._partial:
             round = max((one for one in self._store.rounds(run) if one <= round), default=round)
-        return self._store.load(run, round)
+        shard, kept = self._store.load(run, round)
+        if self._cuts and round:
+            uncut = f"shard: the model after round {round} was not cut for the next one yet"
+            require(START in kept, uncut, "FAILED_PRECONDITION")
+            shard = kept[START][SHARD]
+        return shard, kept
 
     def _state(self, run: str, create: bool = False) -> RunState:
         """A run whose shard is on the disk is known, also after a restart."""
@@ -90,19 +99,36 @@ class Aggregator(Middleware):
         return super()._state(run, create)
 
     async def seed(self, parts: Parts, context: Any) -> pb.Empty:
-        """The evaluator hands over the initial shard, once per run."""
+        """The evaluator hands over the initial shard, or with masks per round the one after each round; each once."""
         self._peer(context, "evaluator")
         header = header_of(await first(parts), "vector")
-        self._check_unseeded(header.run)
-        state = self._state(header.run, create=True)
+        self._check_unseeded(header.run, header.round)
+        state = self._state(header.run, create=not header.round)
         shard = await self.take_model(state, header.length, header.digest, parts)
-        self._check_unseeded(header.run)  # the run may have started while the shard arrived
-        await asyncio.to_thread(self._store.save, state.name, 0, shard, {})
-        self.put_model(state, shard, 0)
+        self._check_unseeded(header.run, header.round)  # the run may have started while the shard arrived
+        if header.round:
+            await asyncio.to_thread(self._store.add_start, state.name, header.round, shard)
+        else:
+            await asyncio.to_thread(self._store.save, state.name, 0, shard, {})
+            self.put_model(state, shard, 0)
         return pb.Empty()
 
-    def _check_unseeded(self, run: str) -> None:
-        require(self._store.newest(run) is None, "seed: this run has already started", "ALREADY_EXISTS")
+    def _check_unseeded(self, run: str, round: int) -> None:
+        newest = self._store.newest(run)
+        if not round:
+            require(newest is None, "seed: this run has already started", "ALREADY_EXISTS")
+            return
+        require(self._cuts, "seed: the masks of this federation do not change", "PERMISSION_DENIED")
+        require(newest == round, f"seed: this shard is after round {newest}, not {round}", "FAILED_PRECONDITION")
+        there = START in self._store.load(run, round)[1]
+        require(not there, f"seed: the shard after round {round} is here", "ALREADY_EXISTS")
+
+    async def newest(self, state: RunState) -> tuple[int, Array | None]:
+        """With masks per round, the shard that a round ended with, and not the one that the next starts from."""
+        round = self._store.newest(state.name)
+        if not self._cuts or not round or state.model is None:
+            return await super().newest(state)
+        return round, (await asyncio.to_thread(self._store.load, state.name, round))[0]
 
     async def hand_out(self, state: RunState, attempt: Attempt) -> AsyncIterator[pb.Chunk | memoryview]:
         """Whose updates and counts are here: the server tells the aggregators to apply what all of them have."""
@@ -121,22 +147,13 @@ class Aggregator(Middleware):
         if attempt.applied is not None:
             require(attempt.applied == chosen, "members: this round was settled with others", "FAILED_PRECONDITION")
         elif attempt.settling is None:
-            self._check(attempt, chosen, senders)
+            attempt.check_chosen(chosen, senders)
             attempt.round.release()
             attempt.settling = asyncio.create_task(self._settle(state, attempt, chosen, senders))
         if attempt.settling is not None:
             # A caller that disconnects must not leave a round half settled.
             await asyncio.shield(attempt.settling)
         return attempt.reply
-
-    def _check(self, attempt: Attempt, chosen: tuple[str, ...], senders: tuple[str, ...]) -> None:
-        """The server may leave out what not all aggregators have, but never go below quorum and floor."""
-        round = attempt.round
-        require(round.phase is Phase.CLOSED, f"round {round.spec.round} is {round.phase}", "FAILED_PRECONDITION")
-        ours = set(chosen) <= set(round.accepted) and set(senders) <= set(attempt.counted.sites) & set(chosen)
-        require(ours, "members: not all of them are here")
-        enough = len(chosen) >= round.spec.quorum and round.may_release(chosen)
-        require(enough, f"members: {len(chosen)} are too few", "FAILED_PRECONDITION")
 
     async def _settle(
         self, state: RunState, attempt: Attempt, clients: tuple[str, ...], senders: tuple[str, ...]

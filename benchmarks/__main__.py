@@ -16,9 +16,12 @@ from benchmarks import (
     machine,
     memory,
     noise,
+    residues,
     result,
     rounds,
+    shares,
     side_by_side,
+    source,
     traffic,
     upload,
 )
@@ -28,6 +31,8 @@ BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
     "kernels": kernels.run,
     "noise": noise.run,
     "compress": compress.run,
+    "residues": residues.run,
+    "shares": shares.run,
     "upload": upload.run,
     "side-by-side": side_by_side.run,
     "traffic": traffic.run,
@@ -36,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
     "rounds-large": rounds.large,
     "evaluation": evaluation.run,
     "inversion": inversion.run,
+    "source": source.run,
 }
 
 

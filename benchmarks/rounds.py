@@ -51,7 +51,7 @@ def large(quick: bool = False) -> list[Result]:
     task = Task(hidden=QUICK_WIDE if quick else WIDE, train=LARGE)
     federation = _federation("large", 2 if quick else 3, task, QUICK_ROUNDS if quick else ROUNDS)
     with tempfile.TemporaryDirectory(prefix="fl-privacy-bench-") as folder:
-        stock, ours = _stock(federation, folder), _ours(federation, folder, quick)
+        stock, ours = _stock(federation, folder, forks=quick), _ours(federation, folder, quick)
     return [_compare(f"rounds, {0.1 if quick else 11.2} M parameters", ours, stock, 0.8)]
 
 
@@ -76,8 +76,8 @@ def _ours(federation: Federation, folder: str, quick: bool) -> list[Evaluation]:
     return [event for event in events if event["event"] == "evaluated"]
 
 
-def _stock(federation: Federation, folder: str) -> list[Evaluation]:
-    return stock_engine.up(federation, Path(folder), TIMEOUT)
+def _stock(federation: Federation, folder: str, forks: bool = False) -> list[Evaluation]:
+    return stock_engine.up(federation, Path(folder), TIMEOUT, forks)
 
 
 def _seconds(evaluations: Sequence[Evaluation]) -> list[float]:

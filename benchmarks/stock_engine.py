@@ -12,18 +12,24 @@ from fl_privacy.config import Federation, ServerRoute
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.engines.workspace import Workspace
 from fl_privacy.deploy.plan import new_run_name
+from fl_privacy.deploy.programs import forking, program
 
 APP = Path(__file__).parent / "stock"
 POLL = 0.5
 
 
-def up(federation: Federation, runs_dir: Path, timeout: float) -> list[dict[str, Any]]:
-    """Run FedAvg on the federation's task to the end; returns one line per round, with its time."""
+def up(federation: Federation, runs_dir: Path, timeout: float, forks: bool = False) -> list[dict[str, Any]]:
+    """Run FedAvg on the federation's task to the end; returns one line per round, with its time.
+
+    With `forks`, for a try, Flower's programs are started as those of our engine are.
+    """
     workspace = Workspace(
         federation.model_copy(update={"route": ServerRoute()}), new_run_name(federation), runs_dir, None
     )
     control = None
     try:
+        if forks:
+            workspace.load()
         control, run, timings = _start(workspace)
         _follow(workspace, control, run, time.monotonic() + timeout)
         return [json.loads(line) for line in timings.read_text().splitlines()]
@@ -39,7 +45,7 @@ def _start(workspace: Workspace) -> tuple[flower.Control, int, Path]:
     keys, address = workspace.keys("superlink", "superlink"), f"127.0.0.1:{free_port()}"
     home = {"FLWR_HOME": str(workspace.private / "superlink" / "flwr")}
     command = flower.superlink(address, keys, workspace.private / "superlink" / "state.db")
-    workspace.fleet.start("superlink", command, home)
+    workspace.fleet.start("superlink", _stock(workspace, command), home)
     control = flower.Control(address, keys.authority_file)
     control.wait(workspace.fleet.check)
     for partition, name in enumerate(names):
@@ -63,7 +69,17 @@ def _start_node(workspace: Workspace, control: flower.Control, address: str, nam
     # Our nodes get a worker's socket; a stock node gets its partition instead.
     *command, _ = flower.supernode(address, authority, folder / "node.key", free_port(), folder)
     command.append(f"partition-id={partition} num-partitions={len(workspace.federation.sites)}")
-    workspace.fleet.start(f"supernode-{name}", command, {"FLWR_HOME": str(folder / "flwr")})
+    workspace.fleet.start(f"supernode-{name}", _stock(workspace, command), {"FLWR_HOME": str(folder / "flwr")})
+
+
+def _stock(workspace: Workspace, command: list[str]) -> list[str]:
+    """Flower's program as it is: ours makes the processes that it starts forks."""
+    if workspace.fleet.forks:
+        return command
+    *launcher, _ = forking("")
+    assert command[: len(launcher)] == launcher
+    name, *options = command[len(launcher) :]
+    return [program(name), *options]
 
 
 def _follow(workspace: Workspace, control: flower.Control, run: int, until: float) -> None:

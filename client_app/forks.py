@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
 from multiprocessing import get_context
 
 from flwr.app import Context, Message
@@ -32,7 +33,7 @@ class Forks(Backend):
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._pool = ProcessPoolExecutor(count, get_context("fork"), initializer=die_with_parent)
+        self._pool = ProcessPoolExecutor(count, get_context("fork"), initializer=_begin)
         self._pool.submit(os.getpid).result()
 
     @property
@@ -56,12 +57,17 @@ def _answer(message: Message, context: Context) -> tuple[Message, Context]:
     return app(message=message, context=context), context
 
 
-def _stop(*_: object) -> None:
-    """The ServerApp is in a thread, which no signal reaches."""
-    from server_app.app import playing
+def _begin() -> None:
+    """In a fork: it has no run to state anything about."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent()
 
-    for coordinator in playing:
-        coordinator.stopped()
+
+def _stop(*_: object) -> None:
+    """The ServerApp is in a thread, which no signal reaches. A second signal must not interrupt this."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for coordinator in getattr(sys.modules.get("server_app.app"), "playing", ()):
+        coordinator.interrupt()
     os._exit(0)
 
 
@@ -73,7 +79,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         signal.signal(signal.SIGTERM, _stop)
-        simulated.workload(options.home)
+        for module in simulated.workload(options.home).federation.privatise.imports:
+            import_module(module)  # once, and not in every fork
         flower.simulate({"home": options.home}, options.sites, Forks(options.processes))
     except FederationError as error:
         Log("simulation")("error", reason=str(error))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fl_privacy.coding import Payload
 from fl_privacy.round.checkpoints import Checkpoints
@@ -41,6 +42,10 @@ class Pipeline:
             if saved is not None and state:
                 saved.save(at.round, state)
         return payload
+
+    def notes(self) -> dict[str, Mapping[str, Any]]:
+        """By slot, what the site logs of the update that just left."""
+        return {slot: notes for slot, step in zip(SLOTS, self._steps, strict=True) if (notes := step.notes())}
 
     def _saved(self, slot: str, at: At) -> Checkpoints | None:
         return Checkpoints(self._state / "steps" / at.run / slot) if self._state else None

@@ -224,6 +224,8 @@ class Site:
             update = self.config.behaviour.act(update, at)
         privatised = time.monotonic()
         payload = self._steps.outward(update, at)
+        for slot, notes in self._steps.notes().items():
+            self.log("step", **at.where, step=slot, **notes)
         self.metrics.seconds("training", trained - began)
         self.metrics.seconds("privatising", time.monotonic() - privatised)
         return payload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -130,7 +131,8 @@ def up(
     try:
         result = run(federation, engine, Path(runs_dir), _data(data_dir), resume, _console(quiet))
     except Interrupted as error:
-        left = f"resume={str(error.run_dir)!r} resumes it" if resume_words(error.run_dir) else "nothing to resume"
+        again = f"resume it with: fl_privacy.up(resume={json.dumps(str(error.run_dir))})"
+        left = again if resume_words(error.run_dir) else "nothing to resume"
         print(f"interrupted; all processes have been stopped; {left}")
         raise
     if result.status != "completed":

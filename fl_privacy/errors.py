@@ -1,10 +1,19 @@
 """One exception hierarchy: every message names the field, the value and the fix."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+NOTHING: Mapping[str, Any] = {}
 
 
 class FederationError(Exception):
     """An error the user can fix. The CLI prints it as one line and exits with 2."""
+
+    @property
+    def lines(self) -> list[str]:
+        """As a terminal shows it."""
+        return [str(self)]
 
 
 class ConfigError(FederationError):
@@ -13,6 +22,18 @@ class ConfigError(FederationError):
 
 class DataError(FederationError):
     """A data set is missing, incomplete or not the expected file."""
+
+
+class DataProblems(DataError):
+    """Several problems of a site's files, each with its fix: one line in a log, a line each on a terminal."""
+
+    def __init__(self, title: str, problems: Sequence[str]) -> None:
+        super().__init__(f"{title}: {'; '.join(problems)}")
+        self.title, self.problems = title, list(problems)
+
+    @property
+    def lines(self) -> list[str]:
+        return [self.title, *self.problems] if len(self.problems) > 1 else [str(self)]
 
 
 class ProtocolError(FederationError):
@@ -52,4 +73,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class RoundFailed(Exception):
-    """An attempt at a round gave nothing; another may be tried."""
+    """An attempt at a round gave nothing; another may be tried: of at least this number, if one is given."""
+
+    def __init__(self, reason: str, number: int = 0, seen: Mapping[str, Any] = NOTHING, events: Sequence[Any] = ()):
+        """`seen` and `events` are for the server's record: what shows who made it fail."""
+        super().__init__(reason)
+        self.number, self.seen, self.events = number, seen, events

@@ -13,7 +13,8 @@ import numpy as np
 
 from fl_privacy import vector
 from fl_privacy.config import Federation
-from fl_privacy.errors import FederationError
+from fl_privacy.errors import DataError, FederationError
+from fl_privacy.tasks.code import TaskError
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.making import classes_of
 from fl_privacy.tasks.workload import Workload
@@ -44,7 +45,9 @@ class Report:
 def check(federation: Federation, site: str, folder: Path | None) -> Report:
     """Read the site's data, train one epoch, evaluate before and after."""
     work = Workload(federation, folder)
-    train, held_out, classes = work.site_data(site), work.held_out(site), classes_of(federation)
+    train, held_out = _records(work, site, folder)
+    classes = classes_of(federation)
+    work.check_model(train)
     before = _scores(work, work.initial, held_out)
     began = time.monotonic()
     update = work.update(work.initial, train, site, 1)
@@ -64,6 +67,17 @@ def check(federation: Federation, site: str, folder: Path | None) -> Report:
         dpsgd=_private(work, train),
         warnings=list(_warnings(work, train, held_out, classes)),
     )
+
+
+def _records(work: Workload, site: str, folder: Path | None) -> tuple[Dataset, Dataset]:
+    """The site's training and held-out records."""
+    task, given = work.federation.task, folder or work.federation.site(site).data
+    if task.is_own and work.task.needs_data and given is None:
+        raise DataError(f"data_dir: none is given, and {task.label} reads files; pass --data-dir DIR")
+    try:
+        return work.site_data(site), work.held_out(site)
+    except TaskError as error:
+        raise TaskError(f"{error} (--site NAME reads the records of another site)") from None
 
 
 def _scores(work: Workload, model: Any, held_out: Dataset) -> dict[str, Any]:

@@ -19,6 +19,9 @@ ENGINES = {
     "shards": "a local run, shards",
     "kits": "kits, shuffler",
     "kits of shards": "kits, shards",
+    "mixes": "a local run, mixes",
+    "residents": "a local run, sites aggregate",
+    "kits of residents": "kits, sites aggregate",
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fl_privacy.config import Federation
-from fl_privacy.config.evaluate import form_of, noise_of
+from fl_privacy.config.evaluate import due, form_of, noise_of
 from fl_privacy.dp.counts import BOUNDS
 from fl_privacy.models.initial import initial
 from fl_privacy.scores.form import Counts, Tally
@@ -32,7 +32,7 @@ class Evaluation:
     heads: Sequence[bytes] = ()  # of what another party recorded, newest last
 
     def now(self, run: str, round: int, models: Models) -> Scores | None:
-        """The scores of a round's model; None if they come later, with the sites' counts."""
+        """The scores of a round's model; None if there are none, or they come later, with the sites' counts."""
         raise NotImplementedError
 
     def wanted(self, round: int, final: bool = False) -> int:
@@ -48,11 +48,13 @@ class Local(Evaluation):
     """The server has the model and held-out data."""
 
     def __init__(self, federation: Federation, data_dir: Path | None) -> None:
-        self._work = Workload(federation, data_dir)
+        self._federation, self._work = federation, Workload(federation, data_dir)
         self.initial = {MODEL: initial(federation)}
 
-    def now(self, run: str, round: int, models: Models) -> Scores:
+    def now(self, run: str, round: int, models: Models) -> Scores | None:
         """Of several models, the mean over them."""
+        if not due(self._federation, round):
+            return None
         found = [self._work.evaluate(model) for model in models.values()]
         return Scores(**vars(found[0] if len(found) == 1 else mean(found)))
 
@@ -63,22 +65,24 @@ class Remote(Evaluation):
     def __init__(self, stub: Stub) -> None:
         self._stub, self.initial = stub, {}
 
-    def now(self, run: str, round: int, models: Models) -> Scores:
+    def now(self, run: str, round: int, models: Models) -> Scores | None:
         request = pb.EvaluateRequest(run=run, round=round)
         reply = patiently(lambda: self._stub.evaluate(request, timeout=CALL), time.monotonic() + PATIENCE)
         self.heads = [bytes(reply.head)] if reply.head else []
-        return Scores(**{name: getattr(reply, name) for name in ("accuracy", "rmse", "loss") if reply.HasField(name)})
+        found = {name: getattr(reply, name) for name in ("accuracy", "rmse", "loss") if reply.HasField(name)}
+        return Scores(**found) if found else None
 
 
 class AtSites(Evaluation):
     """Sites evaluate. The counts of a model come with the updates of the next round, as one sum.
 
-    `seeding` is the evaluator of a sharded federation, which gives the aggregators their initial shards.
+    `seeding` is the evaluator of a sharded federation, which gives the aggregators their initial shards, or those of
+    every round.
     """
 
     def __init__(self, federation: Federation, seeding: Remote | None) -> None:
         self._form, self._every, self._seeding = form_of(federation), federation.evaluate.every, seeding
-        noise = noise_of(federation)
+        self._joins, noise = federation.route.joins_every_round, noise_of(federation)
         self._shows_records = noise is None or BOUNDS[noise.protects].shows_records
         holds = seeding is None and federation.route.server_holds_model
         self.initial = {MODEL: initial(federation)} if holds else {}
@@ -88,7 +92,7 @@ class AtSites(Evaluation):
         return self._seeding.heads if self._seeding else ()
 
     def now(self, run: str, round: int, models: Models) -> None:
-        if round == 0 and self._seeding is not None:
+        if self._seeding is not None and (round == 0 or self._joins):
             self._seeding.now(run, round, models)
 
     def wanted(self, round: int, final: bool = False) -> int:

@@ -24,7 +24,7 @@ from fl_privacy.round.checkpoints import Arrays, Checkpoints
 from fl_privacy.routes.base import Ask, Held, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
-from fl_privacy.transcript.events import Event, Farewell, Invited, filed
+from fl_privacy.transcript.events import VOID, Event, Farewell, Invited, filed
 from fl_privacy.transcript.files import read_log
 from fl_privacy.transcript.run import METRICS
 from fl_privacy.wire import rpc
@@ -79,7 +79,7 @@ class Coordinator:
         self.board = Scoreboard(self.run, self.log, read_log(plan.run_dir / METRICS)[0], self.best)
         folder = plan.run_dir / "checkpoints"
         self.asked = Asking(self.federation, self.layout, self.keys, plan.run, bytes.fromhex(self.run.nonce), folder)
-        self._stating = threading.Lock()
+        self._writing = threading.RLock()  # held while a file of the run is written
 
     def _make_metrics(self) -> Metrics:
         metrics, address = serve_metrics("server", "server", self.plan.metrics, self.log)
@@ -110,8 +110,10 @@ class Coordinator:
             self._farewells()
         except BaseException as error:
             self.log("failed", run=self.plan.run, reason=_reason(error))
+            with self._writing:  # there may be no time for more
+                self.run.update(**self.statement.now(self.done))
             self._finish()
-            self._close("failed")
+            self._close("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
             raise
         self._finish()
         self._close("completed")
@@ -125,18 +127,21 @@ class Coordinator:
         except grpc.RpcError as error:
             self.log("finish", reason=explain(error))
             return
-        for reason in self.run.pin(heads, self.keys.authority_file.read_bytes()) if heads else ():
+        with self._writing:
+            refused = self.run.pin(heads, self.keys.authority_file.read_bytes()) if heads else []
+        for reason in refused:
             self.log("not-pinned", run=self.plan.run, reason=reason)
 
     def _close(self, status: str) -> None:
         stopped = {"round": self.done, "reason": self.early} if self.early else None
-        with self._stating:
+        with self._writing:
             self.run.close(status, **self.statement.now(self.done), best=self.best.to_json(), stopped=stopped)
 
-    def stopped(self) -> None:
-        """Called from another thread before the process exits: state how far the run came."""
-        with self._stating:
-            self.run.update(**self.statement.now(self.done))
+    def interrupt(self) -> None:
+        """Close the run from another thread, before the process exits: no file of the run is written after this."""
+        self._writing.acquire()
+        if not self.run.closed:
+            self._close("interrupted")
 
     def _rounds(self) -> None:
         """All rounds that are left, or until the metric no longer improves."""
@@ -155,6 +160,9 @@ class Coordinator:
         self._score(round - 1, outcome)
         if outcome.models is not None:
             self.models, self.kept = outcome.models, outcome.kept
+        elif outcome.mean is not None:
+            with self.metrics.phase("combine"):
+                self.models = self.strategy.apply(self.models, outcome.mean)
         elif outcome.rows is not None:
             with self.metrics.phase("combine"):
                 self.models = self.strategy.combine(self.models, outcome.rows, outcome.tiers)
@@ -189,10 +197,9 @@ class Coordinator:
 
     def _score(self, round: int, outcome: Outcome) -> None:
         """The line of a round whose counts came, or will never come."""
-        if outcome.counts is not None:
-            self.board.score(round, self.evaluation.read(outcome.counts))
-        elif not self.board.has(round):
-            self.board.score(round, None)
+        found = None if outcome.counts is None else self.evaluation.read(outcome.counts)
+        with self._writing:
+            self.board.score(round, found)
 
     def _attempts(self, round: int, cohort: list[str], **wanted: int) -> tuple[Ask, Outcome]:
         """Try a round until it succeeds or the tries are used up; `wanted` is what it asks besides updates.
@@ -210,9 +217,12 @@ class Coordinator:
                 return ask, self._attempt(ask)
             except (RoundFailed, grpc.RpcError) as error:
                 reason = _retryable(error)
+                if isinstance(error, RoundFailed) and error.events:
+                    self.view.record(ask.round, VOID + ask.attempt, error.seen, (), error.events)
                 if reason is None:
                     raise
                 number += isinstance(error, grpc.RpcError) and error.code().name == CLOSED
+                number = max(number, error.number if isinstance(error, RoundFailed) else 0)
             self.log("attempt-failed", run=self.plan.run, round=round, attempt=trial, reason=reason)
             self.invitations.withdraw()
             time.sleep(PAUSE)
@@ -224,8 +234,9 @@ class Coordinator:
         """The terms of an attempt, which name it; on our disk before anybody is asked."""
         model = self.route.digest(self.plan.run, wanted.get("farewell") or round - 1, self.models.get(MODEL))
         ask = self.asked.make(round, cohort, number, wanted, model)
-        if self.asked.keep(ask):
-            self.statement.ask(ask)
+        with self._writing:
+            if self.asked.keep(ask):
+                self.statement.ask(ask)
         return ask
 
     def _attempt(self, ask: Ask) -> Outcome:
@@ -259,18 +270,20 @@ class Coordinator:
     def _evaluate(self, round: int, outcome: Outcome, seconds: float) -> None:
         """A round is over: its scores are known now, or wait for the sites' counts."""
         taken = {"seconds": float(f"{seconds:.4f}"), "updates": outcome.count, "bytes": outcome.received}
+        taken |= outcome.noted
         self.board.done(round, taken)
         with self.metrics.phase("evaluate"):
             found = self.evaluation.now(self.plan.run, round, self.models)
         if found is not None or not self.evaluation.wanted(round, final=round == self.federation.rounds):
-            self.board.score(round, found)
+            with self._writing:
+                self.board.score(round, found)
 
     def _checkpoint(self, round: int) -> None:
         moments = {f"{MOMENT}{name}": array for name, array in self.strategy.state().items()}
         kept = {f"{KEPT}{name}": array for name, array in self.kept.items()}
-        with self.metrics.phase("checkpoint"):
+        with self.metrics.phase("checkpoint"), self._writing:
             self.checkpoints.save(round, {**moments, **kept, **self.models}, self.best.round)
-        self.done = round
+            self.done = round
 
     def _resume(self, saved: Arrays) -> None:
         self.models, self.kept = _models(saved), _under(KEPT, saved)

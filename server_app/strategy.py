@@ -44,6 +44,10 @@ class Strategy:
             for name, model in models.items()
         }
 
+    def apply(self, models: Models, mean: Vector) -> Models:
+        """The next models, where only the mean of the updates is known."""
+        return {name: self._combiner(name).step(model, mean[None]) for name, model in models.items()}
+
     def _combiner(self, name: str) -> Combiner:
         return self._combiners.setdefault(name, Combiner(self.federation))
 

@@ -10,6 +10,7 @@ import os
 
 import pytest
 
+import commands
 import profiles  # noqa: F401 (Hypothesis)
 
 # As the launcher does for its processes: threads that wait for each other only slow down a busy machine.
@@ -22,7 +23,17 @@ WHOLE = {
     *("seen", "sharded", "shuffled", "unbroken"),
     *("image", "stack", "world"),
 }
-SLOWEST = ("test_hosts", "test_federation", "test_benchmarks", "test_extending", "test_attack", "test_audited_kits")
+# By the seconds that each takes beside the others; the last one waits for 15 s.
+SLOWEST = (
+    *("test_hosts", "test_hostile_peers", "test_benchmarks", "test_faults", "test_settlement", "test_own_kits"),
+    *("test_federation", "test_peers", "test_membership_runs", "test_python", "test_own_data", "test_metadata"),
+    *("test_extending", "test_attack", "test_eris_audit", "test_hostile_server", "test_placement_runs"),
+    *("test_inversion", "test_audited_kits", "test_limits"),
+)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    commands.END_TO_END = any(item.get_closest_marker("e2e") for item in session.items)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,6 +14,8 @@ SELF = "self"
 SERVICE = "fl_privacy.round.service:Middleware"
 JOURNAL = "fl_privacy.round.journal:Journal"
 SHUFFLER, AGGREGATOR = "shuffler_app.service:Shuffler", "aggregator_app.service:Aggregator"
+AGGREGATING = "fl_privacy.round.aggregating:Aggregating"
+MIX, CHECKED = "shuffler_app.adding:Mix", "shuffler_app.checked:CheckedMix"
 SITE, LOOP = "client_app.site:Site", "server_app.loop:Coordinator"
 
 
@@ -67,6 +69,7 @@ BY_SHUFFLER: dict[str, tuple[Fault, ...]] = {
     "ClientApp": at_phases("supernode-site-2/clientapp"),
     "fork server": at_phases("^worker-site-0"),
     "fork server of SuperNodes": at_phases("^supernode-site-0"),
+    "fork servers in a SuperNode": at_phases("supernode-site-1/forkserver"),
 }
 BY_SHARDS: dict[str, tuple[Fault, ...]] = {
     "aggregator": (
@@ -86,6 +89,39 @@ BY_SHARDS: dict[str, tuple[Fault, ...]] = {
         )
     ),
 }
+# Where sites aggregate.
+BY_RESIDENTS: dict[str, tuple[Fault, ...]] = {
+    "mailbox": tuple(
+        Fault(phase, point, when, process="aggregator_app.mailbox")
+        for phase, point, when in (
+            ("opened", f"{JOURNAL}.open", "after"),
+            ("uploading", f"{SERVICE}._receive", "before"),
+            ("deciding", f"{JOURNAL}.release", "before"),
+            ("release journalled", f"{JOURNAL}.release", "after"),
+            ("receiving a shard", "fl_privacy.round.shard_statements:check", "before"),
+            ("digests saved", "aggregator_app.carried:Signed.keep", "after"),
+        )
+    ),
+    "aggregating site": (
+        Fault("opening shards", f"{AGGREGATING}.check", "before"),
+        Fault("opened shards", f"{AGGREGATING}.check", "after"),
+        Fault("journalled", f"{JOURNAL}.release", "after", process="client_app.worker"),
+        Fault("shard saved", f"{AGGREGATING}._step", "after"),
+        Fault("shared", "fl_privacy.wire.client:share", "after"),
+    ),
+}
+BY_MIXES: dict[str, tuple[Fault, ...]] = {
+    "mix": (
+        Fault("opened", f"{JOURNAL}.open", "after"),
+        Fault("uploading", f"{SERVICE}._receive", "before"),
+        Fault("closed", f"{MIX}.hand_out", "before"),
+        Fault("settling", f"{MIX}.settle", "before"),
+        Fault("release journalled", f"{JOURNAL}.release", "after"),
+        Fault("sum signed", f"{JOURNAL}.sign", "after"),
+        Fault("settled", f"{MIX}.settle", "after"),
+        Fault("answering", f"{CHECKED}.check", "before"),
+    ),
+}
 # What only kits have, and then what they start in another way than the local engine.
 BY_KITS: dict[str, tuple[Fault, ...]] = {
     "gate": at_phases("gate"),
@@ -98,13 +134,17 @@ BY_KITS: dict[str, tuple[Fault, ...]] = {
     "ClientApp in kits": at_phases("supernode/clientapp@site-2"),
 }
 BY_KITS_OF_SHARDS = {f"{process} in kits": faults for process, faults in BY_SHARDS.items()}
-FAULTS = BY_SHUFFLER | BY_SHARDS | BY_KITS | BY_KITS_OF_SHARDS
+BY_KITS_OF_RESIDENTS = {f"{process} in kits": faults for process, faults in BY_RESIDENTS.items()}
+FAULTS = BY_SHUFFLER | BY_SHARDS | BY_RESIDENTS | BY_MIXES | BY_KITS | BY_KITS_OF_SHARDS | BY_KITS_OF_RESIDENTS
 # Which federation each process is killed in.
 WHERE = {
     **dict.fromkeys(BY_SHUFFLER, "shuffler"),
     **dict.fromkeys(BY_SHARDS, "shards"),
+    **dict.fromkeys(BY_RESIDENTS, "residents"),
+    **dict.fromkeys(BY_MIXES, "mixes"),
     **dict.fromkeys(BY_KITS, "kits"),
     **dict.fromkeys(BY_KITS_OF_SHARDS, "kits of shards"),
+    **dict.fromkeys(BY_KITS_OF_RESIDENTS, "kits of residents"),
 }
 # One kill per process: what `make test` does.
 ONCE = {
@@ -117,6 +157,8 @@ ONCE = {
         BY_SHUFFLER["ClientApp"][2],
     ],
     "shards": [BY_SHARDS["aggregator"][4], BY_SHUFFLER["worker"][4], BY_SHARDS["evaluator"][1]],
+    "residents": [BY_RESIDENTS["mailbox"][3], BY_RESIDENTS["aggregating site"][3]],
+    "mixes": [BY_MIXES["mix"][4], BY_MIXES["mix"][7]],
     "kits": [BY_KITS["gate"][1], BY_KITS["relay of a site"][1], BY_KITS["relay of the server"][1]],
 }
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation
+from fl_privacy.deploy import environment, forkserver
 from fl_privacy.deploy.processes import Fleet
 from fl_privacy.errors import ProtocolError
 from fl_privacy.identity import pki
@@ -47,6 +48,7 @@ HOSTS = ("127.0.0.1", "localhost")
 LAYOUT = "layout-of-the-test"
 START = 60.0
 CALL = 20.0
+DEPLOYED = ("shuffler", "aggregator", "mailbox", "mix")
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Keys:
     folder: Path
     federation: str = "test"
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _enlisting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.authority = Authority.open(self.folder / "ca")
@@ -65,8 +68,9 @@ class Keys:
 
     def of(self, role: str, name: str) -> Keyring:
         folder = self.folder / role / name
-        if not (folder / "cert.pem").exists():
-            self.enlist(self.authority.issue(Identity(self.federation, role, name), folder, HOSTS))
+        with self._enlisting:  # sites of one test may be threads, and an older roster must not replace a newer one
+            if not (folder / "cert.pem").exists():
+                self.enlist(self.authority.issue(Identity(self.federation, role, name), folder, HOSTS))
         return Keyring(folder)
 
     def enlist(self, keys: Keyring) -> Keyring:
@@ -168,26 +172,33 @@ class Deployment:
 
 
 def deploy(
-    folder: Path, keys: Keys, federation: Federation, role: str, index: int = 0, options: Sequence[str] = ()
+    folder: Path,
+    keys: Keys,
+    federation: Federation,
+    role: str,
+    index: int = 0,
+    options: Sequence[str] = (),
+    script: Path | None = None,
 ) -> Deployment:
-    """Start a shuffler, an aggregator or a mailbox and wait until it listens."""
+    """Start a middleware of this role and wait until it listens; `script` may replace its module."""
     name = f"{role}-{index}" if ROLES[role].numbered else role
     config = folder / "federation.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(federation.to_yaml())
     command = [
         sys.executable,
-        "-m",
-        ROLES[role].module,
+        *(("-m", ROLES[role].module) if script is None else (str(script),)),
         "--config",
         str(config),
         "--keys",
         str(keys.of(role, name).folder),
     ]
     command += ["--state", str(folder / f"state-{index}")]
-    if role == "aggregator":
+    if ROLES[role].numbered:
         command += ["--index", str(index)]
     fleet = Fleet(folder / "logs", folder / f"{name}.pids")
+    if sys.platform == "linux":  # as the local engine does
+        fleet.forks[False] = forkserver.shared((ROLES[one].module for one in DEPLOYED), environment.own())
     fleet.start(name, [*command, *options])
     address = str(fleet.wait_for(name, "listening", START)["address"])
     return Deployment(fleet, name, address, keys, federation)

@@ -123,6 +123,6 @@ def everything(stub: Any, round: pb.RoundHeader) -> dict[str, Callable[[], Any]]
         "settle": lambda: stub.settle(settle, timeout=CALL),
         "abstain": lambda: stub.abstain(abstain, timeout=CALL),
         "shard": lambda: stub.shard(pb.ShardRequest(run=round.run), timeout=CALL),
-        "seed": lambda: client.seed(stub, round.run, updates(1)[0], CALL),
+        "seed": lambda: client.seed(stub, round.run, 0, updates(1)[0], CALL),
         "finish": lambda: stub.finish(pb.FinishRequest(run=round.run), timeout=CALL),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from commands import Command
 from fl_privacy.config import Federation
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.provision import Choices, provision
@@ -63,8 +65,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def serving(kit: Path) -> Iterator[None]:
-    """Serve a kit as where one person runs all sites: they need no policy."""
+def serving(kit: Path, whole: bool = False) -> Iterator[None]:
+    """Serve a kit as where one person runs all sites: they need no policy. `whole`: its processes are forks."""
+    if whole:
+        forked = Command("serve", kit, "--trial", whole=True)
+        try:
+            yield
+        finally:
+            forked.signal(signal.SIGTERM)
+            forked.end(60)
+        return
     program = Path(sys.executable).with_name("fl-privacy")
     with (kit / "logs" / "serve.out").open("wb") as output:
         process = subprocess.Popen([program, "serve", kit, "--trial"], stdout=output, stderr=output)

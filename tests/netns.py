@@ -17,6 +17,8 @@ from typing import IO, Any
 import psutil
 import pytest
 
+from commands import Command, cli
+
 PREFIX = "flp"
 ETC = Path("/etc/netns")
 PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
@@ -51,6 +53,14 @@ class Host:
 
     def run(self, *arguments: str | Path, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=timeout)
+
+    def cli(self, *arguments: str | Path, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run `fl-privacy` on this machine, to its end."""
+        return cli(*arguments, timeout=timeout, machine=self.namespace)
+
+    def serve(self, *arguments: str | Path) -> Command:
+        """Start `fl-privacy` on this machine; the processes that it starts are forks. Ends at the latest with it."""
+        return Command(*arguments, machine=self.namespace, whole=True)
 
     def python(self, code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         return self.run(sys.executable, "-c", code, *arguments)

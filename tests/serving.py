@@ -46,7 +46,7 @@ class Counting:
 
     submit = seed = share = open
     collect = fetch
-    settle = abstain = shard = post = pickup = report = finish
+    settle = abstain = shard = post = pickup = report = check = finish
 
     def refused(self, error: Exception) -> None:
         self.refusals.append(str(error))

@@ -65,8 +65,8 @@ def aggregator(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     deployment.stop()
 
 
-def seed(deployment: Deployment, run: str, shard: Array) -> None:
-    client.seed(deployment.party("evaluator", "evaluator").stub, run, shard, CALL)
+def seed(deployment: Deployment, run: str, shard: Array, round: int = 0) -> None:
+    client.seed(deployment.party("evaluator", "evaluator").stub, run, round, shard, CALL)
 
 
 def open_shard(deployment: Deployment, header: pb.RoundHeader, model: Array | None = None) -> pb.RoundHeader:
@@ -105,7 +105,7 @@ def test_only_the_evaluator_seeds_and_only_once(aggregator: Deployment) -> None:
     early = round_header("seeding", 1, SHARD_LENGTH)
     assert status(open_shard, aggregator, early) == "FAILED_PRECONDITION"
     for stub in (aggregator.server, aggregator.site(0), aggregator.party("aggregator", "aggregator-1").stub):
-        assert status(client.seed, stub, "seeding", shard, CALL) == "PERMISSION_DENIED"
+        assert status(client.seed, stub, "seeding", 0, shard, CALL) == "PERMISSION_DENIED"
     assert status(seed, aggregator, "seeding", np.array([np.nan], np.float32)) == "INVALID_ARGUMENT"
     assert status(seed, aggregator, "../outside", shard) == "INVALID_ARGUMENT"
     seed(aggregator, "seeding", shard)

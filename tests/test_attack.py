@@ -187,7 +187,7 @@ def test_the_truth_traces_every_value_even_among_equal_ones_and_with_topped_up_n
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The paper's matrix at its reduced size: run, attacked and kept, with the user's command."""
     folder = tmp_path_factory.mktemp("audit")
-    said = json_of(cli("audit", PAPER, "--reduced", "--out", folder, "--keep-runs", "--json", timeout=280))
+    said = json_of(cli("audit", PAPER, "--reduced", "--out", folder, "--keep-runs", "--json", timeout=280, whole=True))
     assert said["failures"] == []
     return folder
 

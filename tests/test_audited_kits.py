@@ -75,10 +75,10 @@ def test_kits_run_twice_and_both_runs_verify_with_all_views_and_truth(tmp_path: 
     up = sorted(kit for kit in kits.iterdir() if kit.name != "server")
     with ExitStack() as all_up:
         for kit in up:
-            all_up.enter_context(serving(kit))
+            all_up.enter_context(serving(kit, whole=True))
         for kit in up:
             eventually((kit / "run" / "healthy").exists, UP)
-        done = [cli("train", kits / "server", "--json", timeout=UP) for _ in range(2)]
+        done = [cli("train", kits / "server", "--json", timeout=UP, whole=True) for _ in range(2)]
     for one in done:
         assert one.returncode == 0, one.stderr
         run = Path(json_of(one)["path"])

@@ -218,8 +218,10 @@ def test_status_is_readable(site: Folder) -> None:
     assert "not-sent, run run-1, round 3" in lines["last event"]
     assert "round 3 of run-1: budget: this round would raise epsilon [31m" in lines["declined"]
     assert lines["budget"].startswith("epsilon 2.000 spent in 1 rounds, 97.000 left, delta 1e-05 (unit: site")
-    assert lines["metrics"] == "none: metrics 127.0.0.1:9464: in use"
+    assert lines["metrics"] == "none: 127.0.0.1:9464: in use"
     found = json_of(cli("site", "status", site.path, "--json"))
     assert (round(found["ledger"]["remaining"], 6), found["declined"]["round"]) == (97, 3)
+    log("done", run="run-1", first=1, last=site.federation.rounds + 2, rounds=12)
+    assert f"done, run run-1, rounds 1 to {site.federation.rounds}, and the" in cli("site", "status", site.path).stdout
     log("uploaded", run="run-1", round=4)
     assert background.status(site)["declined"] is None

@@ -66,7 +66,7 @@ BAD = {
     "{count: 3, epsilon: 1, epsilon_total: 8}": "'site-0' has one per round, and it has both",
     "[{name: a, epsilon_total: 8, epsilon: 1}, {name: b, epsilon_total: 8}, " + REST: "'a' .* it has both",
     "[{name: a, epsilon: 1}, {name: b, epsilon: 1}, " + REST: "'a' has one per round, and 'site-2' has epsilon_total",
-    "[{name: a}, {name: b, epsilon_total: 1}, " + REST: "'a' has none",
+    "[{name: a}, {name: b, epsilon_total: 1}, " + REST: "'a' has no budget",
     "{count: 3, epsilon_total: 0}": r"sites\.0\.epsilon_total",
     "{count: 3, epsilon_total: [8, .nan]}": r"sites\.1\.epsilon_total",
     "{count: 3, epsilon_total: 1000}": r"sites\.0\.epsilon_total",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,22 @@ def test_what_was_spent_does_not_tell_how_many_records_a_site_has(tmp_path: Path
         ledger.charge("a", plan(records, 5, 16, 1.0, 2.0, 1e-5).charge)
     spent = card.facts(found(states))["spent"]
     assert [row["spent"] for row in spent] == [2.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("scaling", "feature", "said"),
+    [
+        ("local", "{name: x}", "by the mean and the standard deviation of its own training records"),
+        ("given", "{name: x, mean: 0, std: 1}", "by the statistics given with each feature"),
+        ("none", "{name: x}", "not scaled"),
+    ],
+)
+def test_a_card_says_how_records_were_prepared_and_warns_of_raw_ones(scaling: str, feature: str, said: str) -> None:
+    options = f"{{scaling: {scaling}, label: {{name: y, levels: [0, 1]}}, features: [{feature}]}}"
+    federation = Federation.parse(f"sites: 3\ntask: {{dataset: csv, options: {options}}}")
+    text = card.to_markdown(card.facts(replace(found(), federation=federation)), "m")
+    assert said in text
+    assert "Raw ones give wrong predictions" in text
 
 
 def test_whatever_an_attack_measured_a_card_is_json() -> None:

@@ -12,7 +12,7 @@ from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.round.rows import Rows
-from fl_privacy.routes.shards import Cut
+from fl_privacy.routes.cut import Cut
 from fl_privacy.shuffle.job import Job, MixingSet, mix, origins
 from fl_privacy.steps import STEPS
 from fl_privacy.steps.base import Step

@@ -15,7 +15,7 @@ from fl_privacy.config import Federation
 from fl_privacy.identity.roster import Member
 from fl_privacy.round.sent import FOLDER
 from fl_privacy.routes.base import Ticket
-from fl_privacy.routes.shards import Cut
+from fl_privacy.routes.cut import Cut
 from fl_privacy.wire import client, federation_pb2 as pb
 from fl_privacy.wire.stream import digest
 from helpers import CALL, Deployment, Keys, bound_to, collect, deploy, eventually, round_header, status, submit
@@ -68,7 +68,7 @@ class Run:
         shards = self.cut.split(np.zeros(PARAMETERS, np.float32))
         self._digests = [digest(shard) for shard in shards]
         for deployment, shard in zip(self.aggregators, shards, strict=True):
-            client.seed(deployment.party("evaluator", "evaluator").stub, self.name, shard, CALL)
+            client.seed(deployment.party("evaluator", "evaluator").stub, self.name, 0, shard, CALL)
 
     def ask(self, sites: tuple[int, ...], organisations: int, deadline: float = 20.0) -> list[pb.RoundHeader]:
         """Open round 1 for these sites at both aggregators, and claim that they are of so many organisations."""

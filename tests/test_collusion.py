@@ -99,7 +99,7 @@ def test_an_installed_package_adds_an_attack_and_each_set_of_observers_has_its_o
         (("privacy-inference",), "has no updates; this attack needs a run with route server or shuffler"),
         (("metadata", "--observer", "evaluator"), "cannot use the view of evaluator; use server"),
         (("membership", "--observer", "aggregator-0"), "canaries: this run has none to guess at; record one with `can"),
-        (("--observer", "evaluator"), "inversion needs one step per round, and sites make 30; use task: {partition:"),
+        (("inversion", "--observer", "evaluator"), "inversion needs one step per round, and sites make 30; use"),
     ],
 )
 def test_a_missing_or_unusable_observer_is_named_with_the_fix(

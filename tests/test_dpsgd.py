@@ -42,6 +42,8 @@ SHAPES = {
     "lenet5": (1, 12, 12),
     "sigmoid-lenet": (1, 12, 12),
     "cnn": (3, 12, 12),
+    "cnn1d": (32, 3),
+    "cnn5x5": (1, 16, 16),
     "mobilecnn": (3, 12, 12),
     "resnet9": (3, 8, 8),
     "lstm": (20, 3),

@@ -131,6 +131,23 @@ def test_a_server_whose_sites_evaluate_needs_no_data(tmp_path: Path, monkeypatch
         Local(federation, tmp_path).now("run", 0, AtSites(federation, None).initial)
 
 
+def test_a_server_evaluates_every_so_many_rounds_and_the_final_model() -> None:
+    federation = Federation.parse("sites: 3\nrounds: 5\nevaluate: {by: server, every: 2}")
+    here = Local(federation, None)
+    assert [round for round in range(6) if here.now("run", round, here.initial)] == [0, 2, 4, 5]
+
+
+@pytest.mark.e2e
+def test_the_rounds_that_an_evaluator_leaves_out_have_no_score(tmp_path: Path) -> None:
+    text = "sites: 3\nrounds: 3\nevaluate: {by: server, every: 2}\ntask: {train: {epochs: 1}}\n" + ROUTES["shards"]
+    result = up(Federation.parse(text), "simulation", tmp_path)
+    assert result.status == "completed", result.reason
+    assert result.accuracy is not None
+    lines = open_run(result.path).metrics
+    assert [line["round"] for line in lines if line["accuracy"] is not None] == [0, 2, 3]
+    assert len(lines) == 4
+
+
 # At a site
 
 

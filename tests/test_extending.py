@@ -227,7 +227,7 @@ def test_an_error_in_the_package_is_reported_with_file_and_line(plugged: Path, m
     federation = Federation.parse("sites: 3\ntask: {name: blobs}")
     module = sys.modules[type(task_of(federation)).__module__]
     monkeypatch.setattr(module, "TRAIN", "many")
-    with pytest.raises(TaskError, match=r"/fl_example/blobs\.py:\d+: data: TypeError"):
+    with pytest.raises(TaskError, match=r"/fl_example/blobs\.py:\d+: data of site 'site-0': TypeError"):
         Workload(federation).site_data("site-0")
 
 

@@ -9,19 +9,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fl_privacy.deploy.forkserver import Forked, ForkServer
+from fl_privacy.deploy.forkserver import Forked, ForkServer, shared
 from helpers import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local engine forks on Linux only")
 
-PROGRAM = """
+PROGRAM = '''
 import json, os, sys, time
 import library
+
+def search(backwards):
+    """Where in our memory the word is that this one is backwards: the needle itself does not count."""
+    found = []
+    with open("/proc/self/mem", "rb", 0) as memory, open("/proc/self/maps") as maps:
+        for place, rights, *_ in map(str.split, maps.readlines()):
+            start, end = (int(one, 16) for one in place.split("-"))
+            if rights.startswith("rw"):
+                memory.seek(start)
+                found += [place] if backwards in (memory.read(end - start) or b"")[::-1] else []
+    return found
 
 def main():
     match sys.argv[1:]:
@@ -32,6 +44,9 @@ def main():
             sys.exit("as asked")
         case ["code", code]:
             sys.exit(int(code))
+        case ["search", backwards]:
+            print("found", search(backwards.encode()))
+            return
     print(json.dumps({
         "argv": sys.argv[1:], "main": __name__, "loaded_by": library.LOADED_BY, "pid": os.getpid(),
         "environ": dict(os.environ), "first": open("/proc/self/environ").read(), "session": os.getsid(0),
@@ -40,7 +55,15 @@ def main():
 
 if __name__ == "__main__":
     main()
-"""
+'''
+
+
+def ended(process: psutil.Process) -> bool:
+    """Also if nobody has collected its exit code yet: an orphan's new parent may be slow."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class Bench:
@@ -53,9 +76,9 @@ class Bench:
         path = os.pathsep.join((str(folder), str(Path(__file__).parents[1])))
         self.server = ForkServer(["program"], {"PYTHONPATH": path})
 
-    def start(self, *words: str) -> Forked:
+    def start(self, *words: str, **env: str) -> Forked:
         with self.log.open("wb") as output:
-            return self.server.start([sys.executable, "-m", "program", *words], {"SAID": "yes"}, output)
+            return self.server.start([sys.executable, "-m", "program", *words], {"SAID": "yes", **env}, output)
 
     @property
     def said(self) -> str:
@@ -117,7 +140,7 @@ def test_forks_end_with_their_server_and_the_next_one_starts_another(bench: Benc
     eventually(lambda: "asleep" in bench.said)
     process.parent().kill()
     assert fork.wait(30) < 0
-    eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    eventually(lambda: ended(process))
     assert bench.start("code", "5").wait(30) == 5
 
 
@@ -128,7 +151,8 @@ import sys, time
 sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]
 from pathlib import Path
 from test_forkserver import Bench
-print(Bench(Path({str(tmp_path)!r})).start("sleep").pid, flush=True)
+bench = Bench(Path({str(tmp_path)!r}))  # its server ends with the last reference to it
+print(bench.start("sleep").pid, flush=True)
 time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True) as process:
@@ -137,7 +161,42 @@ time.sleep(600)
         server = fork.parent()
         assert server is not None
         process.kill()
-    eventually(lambda: not fork.is_running() and not server.is_running())
+    eventually(lambda: ended(fork) and ended(server))
+
+
+def test_runs_of_one_process_share_a_server_and_another_environment_has_its_own() -> None:
+    first = shared(["program", "library"], {"A": "1"})
+    assert shared(["library", "program"], {"A": "1"}) is first
+    assert shared(["library", "program"], {"A": "2"}) is not first
+
+
+def test_a_server_outlives_the_thread_that_started_it(bench: Bench) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        fork = pool.submit(bench.start, "sleep").result()
+    time.sleep(0.2)
+    assert fork.poll() is None
+    fork.terminate()
+    assert fork.wait(30) == -signal.SIGTERM
+
+
+def test_a_server_without_forks_ends_after_a_while_and_the_next_request_starts_another(
+    bench: Bench, tmp_path: Path
+) -> None:
+    quickly = "from fl_privacy.deploy import forkserver\nforkserver.IDLE = 0.3\n"
+    (tmp_path / "library.py").write_text(f"import os\n{quickly}LOADED_BY = os.getpid()\n")
+    first = bench.start()
+    server = psutil.Process(first.pid).parent()
+    assert server is not None
+    assert first.wait(30) == 0
+    eventually(lambda: ended(server))
+    assert bench.start("code", "4").wait(30) == 4
+
+
+def test_a_fork_finds_nothing_of_other_forks_in_its_memory(bench: Bench) -> None:
+    for length in (1, 50, 2000):
+        assert bench.start("code", "0", ENVIRONMENT="word-of-another-fork" * length).wait(30) == 0
+    assert bench.start("search", "word-of-another-fork"[::-1]).wait(30) == 0, bench.said
+    assert bench.said == "found []\n"
 
 
 def test_what_cannot_be_loaded_is_an_error_at_once(tmp_path: Path) -> None:
@@ -146,4 +205,6 @@ def test_what_cannot_be_loaded_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"exited|Broken pipe|reset"), (tmp_path / "log").open("wb") as output:
         server.start([sys.executable, "-m", "program"], {}, output)
     assert time.monotonic() - before < 60
+    with pytest.raises(OSError, match="cannot load"), (tmp_path / "log").open("wb") as output:
+        server.start([sys.executable, "-m", "program"], {}, output)
     server.stop()

@@ -120,7 +120,7 @@ class Averaging(Served):
     shard: Array = field(default_factory=lambda: np.zeros(LENGTH, np.float32))
 
     def seed(self) -> None:
-        client.seed(self.middleware.party("evaluator", "evaluator").stub, "honest", self.shard, CALL)
+        client.seed(self.middleware.party("evaluator", "evaluator").stub, "honest", 0, self.shard, CALL)
 
     def play(self) -> None:
         number, server = next(self.numbers), self.middleware.server

@@ -23,7 +23,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from commands import cli, json_of
+from commands import Command, cli, json_of
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.files import write_public
 from fl_privacy.identity.keyring import Identity
@@ -31,7 +31,6 @@ from fl_privacy.identity.pki import Authority, load_key
 from helpers import Keys, eventually
 from netns import Host, Network, connects, left, network
 
-PROGRAM = Path(sys.executable).with_name("fl-privacy")
 PROXY = Path(__file__).with_name("connect_proxy.py")
 SITES = ("site-0", "site-1", "site-2", "site-3")
 # Starting a ClientApp takes seconds of CPU time, so a busy machine gets a longer deadline.
@@ -73,8 +72,8 @@ class Machines:
 
     net: Network
     folder: Path
-    serving: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    training: subprocess.Popen[bytes] | None = None
+    serving: dict[str, Command] = field(default_factory=dict)
+    training: Command | None = None
     results: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -93,7 +92,7 @@ class Machines:
 
     def cli(self, name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """Run a command on a party's own machine."""
-        return self.host(name).run(PROGRAM, *arguments)
+        return self.host(name).cli(*arguments)
 
     def each(self, names: list[str], *arguments: str) -> dict[str, Any]:
         """Run the same command with `--json` on several machines, each on its own kit."""
@@ -126,13 +125,12 @@ class Machines:
 
     def serve(self, *names: str) -> None:
         for name in names:
-            with (self.folder / f"{name}.out").open("ab") as output:
-                self.serving[name] = self.host(name).start(PROGRAM, "serve", self.kit(name), output=output)
+            self.serving[name] = self.host(name).serve("serve", self.kit(name))
         for name in names:
             eventually(lambda name=name: self._up(name), UP)  # type: ignore[misc]
 
     def _up(self, name: str) -> bool:
-        assert self.serving[name].poll() is None, (self.folder / f"{name}.out").read_text()
+        assert self.serving[name].poll() is None, self.serving[name].printed()
         return (self.kit(name) / "run" / "healthy").exists()
 
     def train(self) -> None:
@@ -141,15 +139,13 @@ class Machines:
             return
         if self.training is not None:
             self.results.append(self._result())
-        with (self.folder / "train.out").open("wb") as output:
-            command = (PROGRAM, "train", self.kit("server"), "--json")
-            self.training = self.host("server").start(*command, output=output)
+        self.training = self.host("server").serve("train", self.kit("server"), "--json")
 
     def _result(self) -> dict[str, Any]:
-        text = (self.folder / "train.out").read_text()
         assert self.training is not None
-        assert self.training.returncode == 0, text
-        return dict(json.loads(text.strip().splitlines()[-1]))
+        done = self.training.end()
+        assert done.returncode == 0, done.stderr
+        return dict(json_of(done))
 
     def first_result(self) -> dict[str, Any]:
         """The result of the run with the late, the disconnected and the killed site."""

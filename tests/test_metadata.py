@@ -121,7 +121,7 @@ def test_through_the_shuffler_metadata_attribute_no_better_than_chance(tmp_path:
 @pytest.mark.timeout(600)
 def test_with_tiers_and_real_reply_times_they_attribute_no_better_than_chance(tmp_path: Path) -> None:
     """Real processes, and a Flower message per round, so that rounds have receipts; the docs have a longer run."""
-    text = DOCUMENTED.read_text().replace("rounds: 12", "rounds: 6").replace("epochs: 600", "epochs: 1")
+    text = DOCUMENTED.read_text().replace("rounds: 24", "rounds: 6").replace("epochs: 600", "epochs: 1")
     found = measured(Federation.parse(text), tmp_path, "local")
     value, chance = found["attribution"]["value"], found["attribution"]["chance"]
     assert chance == pytest.approx(2 / 7)  # tiers of three and four sites

@@ -422,7 +422,7 @@ def test_a_slow_stream_cannot_write_into_a_finished_round(shuffler: Deployment, 
     length = 200_000
     good = updates(3, length)
     poison = np.full(length, 1e30, np.float32)
-    round = open_round(shuffler.server, round_header(run, 1, length, cohort=4, deadline=0.5))
+    round = open_round(shuffler.server, round_header(run, 1, length, cohort=4, deadline=2.0))
     slow = Hanging(shuffler.site(0), pb.Chunk(vector=vector_header(round, poison)))
     time.sleep(0.1)  # it has the first row
     for index, update in enumerate(good):
@@ -434,7 +434,7 @@ def test_a_slow_stream_cannot_write_into_a_finished_round(shuffler: Deployment, 
             slow.send(data[start : start + 4000])
             if waiting.done():
                 break
-            time.sleep(0.004)
+            time.sleep(0.012)
         release = waiting.result(CALL)
     slow.end()
     assert slow.call.exception(CALL) is not None

@@ -197,7 +197,7 @@ def test_an_aggregator_reports_the_same_about_its_shard(tmp_path: Path, keys: Ke
     arguments = ("--index", "0")
     with watched(tmp_path, keys, "aggregator-0", {"kind": "shards", "aggregators": 2}, *arguments) as running:
         calls, shard = running.deployment, np.ones(LENGTH, np.float32)
-        client.seed(calls.party("evaluator", "evaluator").stub, "run-a", shard, CALL)
+        client.seed(calls.party("evaluator", "evaluator").stub, "run-a", 0, shard, CALL)
         round = open_round(calls.server, round_header("run-a", 1, LENGTH, shards=[digest(shard)]))
         for site in range(3):
             submit(calls.site(site), round, shard)

@@ -54,10 +54,10 @@ def test_every_command_of_the_page_runs(folder: Path, monkeypatch: pytest.Monkey
     for line in COMMANDS[1:]:
         words = line.split()
         assert words[0] == "fl-privacy"
-        done = cli(*words[1:])
+        done = cli(*words[1:], whole=True)
         assert done.returncode == 0, f"{line}: {done.stderr}"
         printed[line] = done.stdout
-    assert "dpsgd          possible" in printed["fl-privacy task check task.py --data-dir clinic-a"]
+    assert "dpsgd          possible" in printed["fl-privacy task check task.py --data-dir clinic-a --site clinic-a"]
     plain, private = (float(re.findall(r"final accuracy (\d\.\d+)", text)[0]) for text in _runs(printed))
     assert plain > 0.88
     assert private > 0.85
@@ -202,7 +202,7 @@ MODEL = "    def model(self):\n        return nn.Linear(2, 2)\n"
 DATA = "    def data(self, site, folder):\n        return {}\n"
 GOOD = "(np.zeros((4, 2)), np.arange(4) % 2), (np.zeros((2, 2)), np.arange(2))"
 RUNS = {
-    "raises in data": (MODEL + DATA.format("1 / 0"), r"task\.py:9: data: ZeroDivisionError"),
+    "raises in data": (MODEL + DATA.format("1 / 0"), r"task\.py:9: data of site 'clinic-a': ZeroDivisionError"),
     "no pair": (MODEL + DATA.format("5"), "data gave int; return"),
     "empty": (MODEL + DATA.format("(np.zeros((0, 2)), np.zeros(0)), (np.zeros((0, 2)), np.zeros(0))"), "no training"),
     "mismatched": (
@@ -211,13 +211,25 @@ RUNS = {
     ),
     "not finite": (MODEL + DATA.format("(np.full((4, 2), np.nan), np.zeros(4)), (np.zeros((0, 2)), [])"), "not finite"),
     "too large": (MODEL + DATA.format("(np.full((4, 2), 1e300), np.zeros(4)), (np.zeros((0, 2)), [])"), "too large"),
-    "exits": (MODEL + DATA.format("exit('no such file')"), r"task\.py:9: data: SystemExit: no such file"),
+    "exits": (
+        MODEL + DATA.format("exit('no such file')"),
+        r"task\.py:9: data of site 'clinic-a': SystemExit: no such file",
+    ),
     "negative label": (MODEL + DATA.format("(np.zeros((4, 2)), np.full(4, -1)), (np.zeros((0, 2)), [])"), "label -1"),
     "label out of range": (
         MODEL + DATA.format("(np.zeros((4, 2)), np.full(4, 2)), (np.zeros((0, 2)), [])"),
         "label 2 is out of range: the model has 2 outputs; use labels from 0 to 1",
     ),
     "no parameters": ("    def model(self):\n        return nn.Identity()\n" + DATA.format(GOOD), "no parameters"),
+    "wrong width": (
+        "    def model(self):\n        return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))\n"
+        + DATA.format(GOOD),
+        r"task\.py:6: model\(\): layer 0 \(Linear\(in_features=3, .*\) cannot take an input of shape \(2,\): ",
+    ),
+    "wrong width inside": (
+        "    def model(self):\n        return nn.Sequential(nn.Linear(2, 4), nn.Linear(5, 2))\n" + DATA.format(GOOD),
+        r"task\.py:6: model\(\): layer 1 \(Linear.* an input of shape \(4,\): .*; a record has shape \(2,\)",
+    ),
     "no module": ("    def model(self):\n        return 3\n" + DATA.format(GOOD), "model gave int"),
     "scalar loss": (
         MODEL + DATA.format(GOOD) + "    def loss(self, o, t):\n        return nn.functional.cross_entropy(o, t)\n",
@@ -250,6 +262,18 @@ def test_a_file_is_compiled_as_it_stands(tmp_path: Path) -> None:
     """Not with the __future__ imports of the module that loads it."""
     task = task_of(load(tmp_path, HEAD + "    size: int = 3\n"))
     assert type(task).__annotations__ == {"size": int}
+
+
+def test_a_check_says_whose_records_it_read_and_how_to_read_another_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FL_PRIVACY_DATA", raising=False)
+    (tmp_path / "task.py").write_text(HEAD + MODEL + DATA.format("open(folder / f'{site}.csv')"))
+    missing = cli("task", "check", tmp_path / "task.py", "--data-dir", tmp_path).stderr
+    assert "data of site 'site-0': FileNotFoundError" in missing
+    assert "--site NAME reads the records of another site" in missing
+    nowhere = cli("task", "check", tmp_path / "task.py").stderr
+    assert nowhere == "error: data_dir: none is given, and task.py reads files; pass --data-dir DIR\n"
 
 
 def test_a_file_of_any_name_can_be_checked(tmp_path: Path) -> None:
@@ -308,7 +332,7 @@ def test_what_dpsgd_cannot_train_is_found_before_anything_starts(folder: Path, t
     for code, said in ((layer, "BatchNorm1d '1'"), (FILES["task.py"].replace('"public"', '"local"'), "scaled by")):
         (tmp_path / "task.py").write_text(code)
         text = FILES["private.yaml"].replace("data: clinic-", f"data: {folder}/clinic-")
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(FederationError, match=said):
             find_data(Federation.parse(text, folder=tmp_path), None)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +24,6 @@ from helpers import eventually
 from netns import Network, network
 from test_own_data import CLINICS, FILES, PAGE, folder  # noqa: F401 (a fixture)
 
-PROGRAM = Path(sys.executable).with_name("fl-privacy")
 NAMES = {"fl.example.org": "10.77.0.2", "mix.example.org": "10.77.0.3"}
 HOSTS = {"superlink": "fl.example.org:9443", "shuffler": "mix.example.org:9444"}
 MACHINES = PAGE.partition("## On the clinics' own machines")[2]
@@ -43,9 +42,11 @@ def net() -> Iterator[Network]:
 class Consortium:
     """A federation of kits: every party on a machine of its own."""
 
-    def __init__(self, net: Network, base: Path, config: Path, data: dict[str, Path], sign: bool = True) -> None:
+    def __init__(
+        self, net: Network, base: Path, config: Path, data: dict[str, Path], sign: bool = True, **changes: Any
+    ) -> None:
         self.base, self.kits, self.net = base, base / "kits", net
-        values = yaml.safe_load(config.read_text()) | {"hosts": HOSTS}
+        values = yaml.safe_load(config.read_text()) | {"hosts": HOSTS} | changes
         values["sites"] = [{k: v for k, v in site.items() if k != "data"} for site in values["sites"]]
         self.config = config.with_name(f"kits-{config.name}")
         self.config.write_text(yaml.safe_dump(values))
@@ -84,18 +85,18 @@ class Consortium:
             assert cli("pki", "install", self.kits / "superlink", answer).returncode == 0
 
     def run(self, name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return self.net.hosts[self.machines[name]].run(PROGRAM, *arguments, timeout=400)
+        whole = arguments[0] == "train"
+        host = self.net.hosts[self.machines[name]]
+        return host.serve(*arguments).end(400) if whole else host.cli(*arguments, timeout=400)
 
     @contextmanager
     def serving(self, name: str) -> Iterator[None]:
-        kit = self.kits / name
-        with (kit / "logs" / "serve.out").open("wb") as output:
-            process = self.net.hosts[self.machines[name]].start(PROGRAM, "serve", kit, output=output)
+        process = self.net.hosts[self.machines[name]].serve("serve", self.kits / name)
         try:
             yield
         finally:
-            process.terminate()
-            process.wait(60)
+            process.signal(signal.SIGTERM)
+            process.end(60)
 
     @contextmanager
     def up(self, *names: str) -> Iterator[None]:
@@ -117,7 +118,7 @@ class Consortium:
 
 
 def test_a_table_without_python(net: Network, folder: Path, tmp_path: Path) -> None:  # noqa: F811
-    made = Consortium(net, tmp_path, folder / "clinics.yaml", {name: folder / name for name in CLINICS})
+    made = Consortium(net, tmp_path, folder / "clinics.yaml", {name: folder / name for name in CLINICS}, rounds=4)
     (made.kits / "clinic-b" / "data" / "patients.csv").rename(made.kits / "clinic-b" / "data" / "away")
     done = made.run("clinic-b", "preflight", made.kits / "clinic-b")
     assert done.returncode == 2
@@ -133,7 +134,8 @@ def test_a_table_without_python(net: Network, folder: Path, tmp_path: Path) -> N
 
 def test_a_task_of_one_s_own_runs_only_where_it_was_accepted(net: Network, folder: Path, tmp_path: Path) -> None:  # noqa: F811
     """The page's commands, each on the machine of its party."""
-    made = Consortium(net, tmp_path, folder / "private.yaml", {name: folder / name for name in CLINICS}, sign=False)
+    data = {name: folder / name for name in CLINICS}
+    made = Consortium(net, tmp_path, folder / "private.yaml", data, sign=False, rounds=4)
     made.enrol()
     kit = made.kits / "clinic-c"
     done = cli("preflight", kit)
@@ -163,8 +165,8 @@ def test_heart_disease_with_one_file_per_machine_gives_the_model_of_the_pooled_f
     config.write_text(yaml.safe_dump(hearts.federation("hearts", apart)))
     pooled.write_text(yaml.safe_dump(hearts.federation("hearts")))
     runs = ("--runs-dir", tmp_path / "runs", "--json")
-    one = cli("up", pooled, "--engine", "simulation", "--data-dir", hearts.data_folder(), *runs)
-    two = cli("up", config, *runs)
+    one = cli("up", pooled, "--engine", "simulation", "--data-dir", hearts.data_folder(), *runs, whole=True)
+    two = cli("up", config, *runs, whole=True)
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
     found = [Path(json.loads(done.stdout)["path"]) for done in (one, two)]
     found.append(Path(Consortium(net, tmp_path, config, apart).train()["path"]))

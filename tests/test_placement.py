@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -172,6 +173,8 @@ def test_sealed_shards_of_a_wrong_length_are_refused(mailbox: Deployment, tmp_pa
 class TwoShards(Resident):
     """Answers twice: the second time with another shard."""
 
+    answered = threading.Event()
+
     def _share(self, letters: Letters, run: str, made: Any) -> None:
         super()._share(letters, run, made)
         if made.round == 1:
@@ -179,11 +182,22 @@ class TwoShards(Resident):
             said.CopyFrom(made.said)
             said.digest = bytes(32)
             other = aggregating.Applied(1, shard_statements.sign(letters.signer, run, said), made.shard, made.decoder)
-            super()._share(letters, run, other)
+            try:
+                super()._share(letters, run, other)
+            finally:
+                self.answered.set()
+
+
+class After(Resident):
+    """Lets the round go on until the other one has answered twice."""
+
+    def _share(self, letters: Letters, run: str, made: Any) -> None:
+        assert TwoShards.answered.wait(30)
+        super()._share(letters, run, made)
 
 
 def test_a_site_that_answers_twice_stops_the_run_and_is_named(mailbox: Deployment, tmp_path: Path) -> None:
-    here = house(mailbox, tmp_path, "twice", site_2=TwoShards)
+    here = house(mailbox, tmp_path, "twice", site_2=TwoShards, site_3=After)
     here.enter()
     with pytest.raises((grpc.RpcError, RoundFailed)) as caught:
         _ = here.play(1), here.play(2)

@@ -54,6 +54,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {  # those th
     "mnist": ({}, None),
     "cifar10": ({}, None),
     "imdb": ({}, None),
+    "har": ({}, None),
+    "synthetic": ({}, None),
     "heart-disease": ({"scaling": "public"}, {}),
     "lcl": ({"scaling": "public"}, {}),
     "csv": (

@@ -218,7 +218,7 @@ def test_the_command_exports_by_name_and_says_what_is_wrong(run: fl_privacy.Run,
     ("name", "round", "shape", "said"),
     [
         ("m.h5", "last", None, "no suffix of a model file"),
-        ("m.pt", "9", None, "no model after round 9"),
+        ("m.pt", "9", None, "no model after round 9: the run has 4 rounds"),
         ("m.pt", "new", None, "use last, best or a number"),
         ("m.onnx", "last", (1, 9, 9), "shape: the model takes no records"),
         ("m.onnx", "last", (10**9, 10**9), "shape: the model takes no records"),
@@ -326,7 +326,8 @@ def test_an_interrupt_stops_all_processes_and_says_how_to_resume(tmp_path: Path)
     assert up.returncode != 0
     assert raised.strip().splitlines()[-1].startswith("fl_privacy.errors.Interrupted")
     (run,) = fl_privacy.runs(tmp_path)
-    assert f"interrupted; all processes have been stopped; resume='{run.path}' resumes it" in printed
+    hint = f'resume it with: fl_privacy.up(resume="{run.path}")'
+    assert f"interrupted; all processes have been stopped; {hint}" in printed
     assert run.status == "interrupted"
     left = [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(one.info["cmdline"] or ())]
     assert left == []

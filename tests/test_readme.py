@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The output of what `make demo` runs, and the recorded run."""
     runs = tmp_path_factory.mktemp("runs")
-    done = cli("up", ROOT / "configs" / "quickstart.yaml", "--engine", "local", "--runs-dir", runs)
+    done = cli("up", ROOT / "configs" / "quickstart.yaml", "--engine", "local", "--runs-dir", runs, whole=True)
     assert done.returncode == 0, done.stderr
     return done.stdout, next(runs.glob("quickstart-*"))
 

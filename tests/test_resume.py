@@ -158,6 +158,7 @@ def test_the_route_says_whom_its_sites_trust() -> None:
         "{kind: server}": {("server",), ("superlink",)},
         "{kind: shuffler}": {("shuffler",)},
         "{kind: shards, aggregators: 2}": {("aggregator-0", "aggregator-1"), ("evaluator",)},
+        "{kind: shards, aggregators: 2, placement: sites}\nevaluate: sites": {("site-0", "site-1")},
     }
     for route, parties in trusted.items():
         terms = guarantee(Federation.parse(f"sites: 3\nroute: {route}"), asked())
@@ -244,7 +245,7 @@ def test_a_run_is_resumed_with_more_rounds_and_says_so(finished: Path, runs: Pat
     longer = tmp_path / "longer.yaml"
     longer.write_text(SMALL.replace("rounds: 1", "rounds: 2"))
     # Neither engine nor folder of runs is given: the run knows both.
-    done = cli("up", longer, "--resume", finished, "--json")
+    done = cli("up", longer, "--resume", finished, "--json", whole=True)
     assert done.returncode == 0, done.stderr
     assert (finished / "manifest.json").read_bytes() != before
     found = open_run(finished).manifest

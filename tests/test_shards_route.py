@@ -192,7 +192,7 @@ def test_one_killed_aggregator_ends_the_attempt_at_once(tmp_path: Path) -> None:
     layout = layout_of(federation)
     owners = masks.owners(layout.size, AGGREGATORS, federation.seed)
     for one, shard in zip(there, masks.split(np.zeros(layout.size, np.float32), owners, AGGREGATORS), strict=True):
-        client.seed(one.party("evaluator", "evaluator").stub, "a-run", shard, 30.0)
+        client.seed(one.party("evaluator", "evaluator").stub, "a-run", 0, shard, 30.0)
     seat = ServerSeat(federation, layout, keys.of("server", "server"), [one.address for one in there], Silent())
     end = federation.route.server(seat)
     ask = ask_of(federation, keys, "a-run", 1, end.digest("a-run", 0, None), layout)

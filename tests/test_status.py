@@ -110,6 +110,11 @@ def test_a_run_whose_processes_exited_before_it_finished_was_interrupted(tmp_pat
     assert found.reason.endswith(f"resume it with fl-privacy up --resume {folder.path}")
 
 
+@pytest.mark.parametrize("status", ["completed", "failed", "interrupted"])
+def test_a_run_whose_server_logged_no_end_has_the_status_of_its_manifest(tmp_path: Path, status: str) -> None:
+    assert read(Folder(tmp_path).manifest(status).log("server", STARTED).path).state == status
+
+
 def test_a_run_in_containers_is_not_reported_as_interrupted(tmp_path: Path) -> None:
     """Until it ends, only the launcher's files are on this machine."""
     home = tmp_path / ".state" / "heart-20261116-101832-b03d"

@@ -147,6 +147,10 @@ PUBLIC = (
     "shuffle.layer",
     "shuffle.model",
     "shuffle.parameter",
+    "steps.encode.rns.decode",
+    "steps.encode.rns.encode",
+    "steps.encode.rns.moduli",
+    "theory.rns_leak",
     "transcript.open_run",
     "vector",
 )

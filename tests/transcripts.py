@@ -107,7 +107,7 @@ def problems(path: Path, ca: bytes = CA.pem, head: str | None = None) -> str:
 
 
 def notes(path: Path, ca: bytes = CA.pem) -> str:
-    return "\n".join(str(finding) for finding in verify(path, ca).findings if finding.ok)
+    return "\n".join(str(finding) for finding in verify(path, ca).findings if finding.note)
 
 
 class Crash(BaseException):

@@ -23,8 +23,8 @@ def _guarded(command: Callable[[], Any]) -> int:
     try:
         code = command()
     except (FederationError, click.ClickException) as error:
-        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        print("error: " + " ".join(text.split()), file=sys.stderr)
+        lines = [error.format_message()] if isinstance(error, click.ClickException) else error.lines
+        print("error: " + "\n  ".join(" ".join(line.split()) for line in lines), file=sys.stderr)
         return 2
     except click.Abort:  # a question that was not answered
         print("interrupted; nothing was changed", file=sys.stderr)

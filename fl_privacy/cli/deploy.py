@@ -108,7 +108,8 @@ def preflight(
     for check in () if as_json else found:
         mark = "[red]FAIL[/]" if not check.ok else "[yellow]WARN[/]" if check.fix else "[green]ok  [/]"
         fix = "" if not check.fix else f"; {check.fix}" if check.ok else f"\n     fix: {check.fix}"
-        out.print(f"{mark} {check.name:<12} {escape(check.detail + fix)}", highlight=False, soft_wrap=True)
+        detail = check.detail.replace("\n", "\n     ")
+        out.print(f"{mark} {check.name:<12} {escape(detail + fix)}", highlight=False, soft_wrap=True)
     if not all(check.ok for check in found):
         raise typer.Exit(2)
 

@@ -120,6 +120,7 @@ def plan(
     if as_json:
         found = {"parameters": parameters, "rounds": federation.rounds, "recombination_log10": space, **ahead.to_json()}
         found |= {"per_round": [vars(c) for c in costs], "once": [vars(c) for c in once]}
+        found["trust"] = [one.model_dump() for one in federation.route.trust(federation)]
         print(json.dumps({**found, "budgets": [vars(b) for b in budgets]}))
         return
     title = f"{federation.name}: {parameters:,} parameters, {federation.rounds} rounds; per round and party"
@@ -134,6 +135,8 @@ def plan(
     for line in ahead.lines():
         say(line)
     _say_budgets(federation, budgets)
+    for trusted in federation.route.trust(federation):
+        say(f"trust: {trusted}")
     if space is not None:
         text = f"an update mixed with {federation.floor - 1} others can be reassembled in 10^{space:,.0f} ways"
         say(f"{text}, which hides it only together with noise")
@@ -148,12 +151,14 @@ def _say_once(once: list[Cost]) -> None:
 
 def _say_budgets(federation: Federation, budgets: list[Tier]) -> None:
     """A line per tier, with everything that an epsilon means nothing without."""
-    size = "" if federation.privatise.after_training else "; a site of average size"
+    whole = federation.privatise.after_training
+    size, what = ("", "an update") if whole else ("; a site of average size", "a step's gradient")
     for b in budgets:
         each = f"epsilon {b.epsilon:.4g} per round, {b.composed:.4g} after all {federation.rounds} rounds"
         terms = f"(unit: {b.unit}, adjacency: {b.adjacency}, delta: {b.delta:g}{size})"
         warning = "; only one site has this budget, so the label identifies it" if b.sites == 1 else ""
-        say(f"{each} {terms}: {b.sites} site{'s' if b.sites > 1 else ''}, noise {b.scale:.4g} each{warning}")
+        noise = f"noise of standard deviation {b.scale:.2g} per parameter of {what}"
+        say(f"{each} {terms}: {b.sites} site{'s' if b.sites > 1 else ''}, {noise}{warning}")
     if budgets and federation.cohort < len(federation.sites):
         text = f"a round draws {federation.cohort} of {len(federation.sites)} sites"
         say(f"{text}; budgets count all rounds, because a site may be drawn in every one")

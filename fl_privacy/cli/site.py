@@ -158,9 +158,10 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     if found.get("superlink"):
         yield _line("superlink", found["superlink"])
     if last := found.get("last"):
-        facts = [f"{key} {last[key]}" for key in ("run", "round", "first", "last") if last.get(key) is not None]
+        facts = [f"{key} {last[key]}" for key in ("run", "round") if last.get(key) is not None]
         why = [str(last["reason"])] if last.get("reason") else []
-        yield _line("last event", f"{_time(last['time'])}  {', '.join([str(last['event']), *facts, *why])}")
+        said = ", ".join([str(last["event"]), *facts, *_span(last, found["rounds"]), *why])
+        yield _line("last event", f"{_time(last['time'])}  {said}")
     if declined := found.get("declined"):
         where = f"round {declined['round']} of {declined['run']}: " if declined["round"] is not None else ""
         yield _line("declined", f"{_time(declined['time'])}  {where}{declined['reason']}")
@@ -170,6 +171,16 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield _line("metrics", found["metrics"])
     if found.get("logs"):
         yield _line("logs", found["logs"])
+
+
+def _span(event: dict[str, Any], rounds: int) -> Iterator[str]:
+    """The rounds that an event is about; in those after the last one the site gets the final and the best model."""
+    first, last = event.get("first"), event.get("last")
+    if isinstance(first, int) and isinstance(last, int):
+        if first <= rounds:
+            yield f"round {first}" if first == min(last, rounds) else f"rounds {first} to {min(last, rounds)}"
+        if last > rounds:
+            yield "and the final model" if first <= rounds else "the final model"
 
 
 def _line(key: str, value: str) -> str:

@@ -45,7 +45,9 @@ def new(
 def check(
     file: Annotated[Path, typer.Argument(help="The task's Python file, or a federation's YAML.", show_default=False)],
     data_dir: DataDir = None,
-    site: Annotated[str, typer.Option(help="Whose records to read; default: the config's first site.")] = "",
+    site: Annotated[
+        str, typer.Option(help="Whose records to read; default: the config's first site, or site-0 for a Python file.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Train one round at one site, outside any federation; report shapes, time, memory and what looks wrong."""

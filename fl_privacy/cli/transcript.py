@@ -60,6 +60,33 @@ def pin(
     tell({"pinned": done.places, "head": done.head}, as_json, lines)
 
 
+@commands.command()
+def evidence(
+    run: RunName,
+    runs_dir: RunsDir = Path("runs"),
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="The authority's certificate; default: .RUN.ca.pem or pki/ca.pem beside the run."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge again who tampered in void attempts of route mixes, from what sites and mixes signed."""
+    from fl_privacy.config import Federation
+    from fl_privacy.ops.runs import find
+    from fl_privacy.routes.convicted import convicted
+    from fl_privacy.transcript import open_run
+
+    path = find(run, runs_dir).resolve()
+    opened = open_run(path)
+    found = convicted(opened, Federation.of(opened.manifest["config"], f"{path}: config"), _authority(path, ca))
+    lines = [f"round {one.round}: {verdict}" for one in found for verdict in one.verdicts]
+    told = [
+        {"round": one.round, "attempt": one.attempt, "verdicts": [verdict._asdict() for verdict in one.verdicts]}
+        for one in found
+    ]
+    tell({"void": told}, as_json, lines or ["no attempt was void"])
+
+
 def _authority(path: Path, given: Path | None) -> bytes:
     """The certificate to verify a run with; runs of the local engine share one, others have theirs beside them."""
     from fl_privacy.transcript.run import anchor

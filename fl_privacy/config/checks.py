@@ -44,7 +44,8 @@ def _budgets(f: Federation) -> Iterator[str]:
     total = next((site.name for site in f.sites if site.epsilon_total is not None), None)
     for site in f.sites:
         if f.unit is not None and site.budget is None:
-            yield f"sites.epsilon: {site.name!r} has none and privatise.kind is {kind!r}; give every site one"
+            fix = "give every site epsilon (per round), or every site epsilon_total (of all rounds)"
+            yield f"sites.epsilon: {site.name!r} has no budget and privatise.kind is {kind!r}; {fix}"
         if total is not None and site.epsilon is not None:
             both = "it has both" if site.epsilon_total is not None else f"{total!r} has epsilon_total"
             yield f"sites.epsilon: {site.name!r} has one per round, and {both}; use one form for all sites"
@@ -63,6 +64,10 @@ def _task(f: Federation) -> Iterator[str]:
         yield f"task.model: {task.model!r} does not fit the {task.dataset} data; use mlp"
     if task.hidden is not None and task.model != "mlp":
         yield f"task.hidden: only the mlp has hidden widths, and task.model is {task.model!r}; remove it"
+    if task.train.crop and (len(data.shape) != 3 or min(data.shape[1:]) < task.train.crop):
+        yield f"task.train.crop: {task.train.crop} does not fit {task.dataset} records of shape {data.shape}; remove it"
+    if task.train.label_smoothing and not data.classes:
+        yield f"task.train.label_smoothing: {task.dataset} has no classes; remove it"
     if kind == "by-site" and not data.own_sites:
         yield f"task.partition.kind: {task.dataset} has no sites of its own; use iid or dirichlet"
     if kind in ("iid", "dirichlet") and not data.pooled:

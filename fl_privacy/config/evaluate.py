@@ -28,12 +28,19 @@ class Evaluate(Model):
     by: Literal["auto", "sites", "server"] = Field(
         "auto", description="auto: the sites if the data are their own, the server if they are a pooled data set"
     )
-    every: int = Field(1, ge=1, le=100_000, description="sites evaluate every so many rounds, and the final model")
+    every: int = Field(
+        1, ge=1, le=100_000, description="the model is evaluated every so many rounds, and after the last one"
+    )
     epsilon: float | None = Field(
         None, gt=0, description="privacy budget of one evaluation, with `privatise`; default: counts have no noise"
     )
     clip: float = Field(8.0, gt=0, le=1e6, description="largest loss or error that counts, with `epsilon`")
     alone: bool = Field(True, description="each site compares the final model with one trained on its own data alone")
+
+
+def due(federation: Federation, round: int) -> bool:
+    """Whether the model after a round is evaluated; the initial one always is."""
+    return round % federation.evaluate.every == 0 or round == federation.rounds
 
 
 def short(value: Any) -> Any:

@@ -88,10 +88,11 @@ class Hosts(Model):
     aggregators: tuple[Address, ...] = ()
     evaluator: Address | None = None
     mailbox: Address | None = None
+    mixes: tuple[Address, ...] = ()
 
     def of(self, role: str, name: str) -> Address | None:
-        """Where a party is dialled: `aggregator-1` is the second of `aggregators`."""
-        many = getattr(self, f"{role}s", None)
+        """Where a party is dialled: `aggregator-1` is the second of `aggregators`, and `mix-1` of `mixes`."""
+        many = getattr(self, f"{role}s", getattr(self, f"{role}es", None))
         if many is None:
             return getattr(self, role, None)
         number = name.rpartition("-")[2]
@@ -234,7 +235,12 @@ class Federation(Model):
     @cached_property
     def coding(self) -> Coding:
         """How updates travel."""
-        return reduce(lambda coding, step: step.coding(coding), self.steps, FLOAT32)
+        return self.encode.coded(self.compressed, self)
+
+    @property
+    def compressed(self) -> Coding:
+        """How updates would travel if they were not encoded."""
+        return reduce(lambda coding, step: step.coded(coding, self), self.steps[:-1], FLOAT32)
 
     @property
     def unit(self) -> str | None:

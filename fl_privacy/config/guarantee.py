@@ -72,7 +72,7 @@ class Asked(NamedTuple):
 
 def guarantee(federation: Federation, asked: Asked) -> Guarantee:
     """What a run guarantees after all that it asked of its sites."""
-    given: dict[str, Any] = {"trust": federation.route.trust(), "seeded": federation.reproducible}
+    given: dict[str, Any] = {"trust": federation.route.trust(federation), "seeded": federation.reproducible}
     if federation.unit is not None and not federation.reproducible:
         given |= {"unit": federation.unit, "adjacency": federation.privatise.adjacency}
         given["sites"] = {site.name: _terms(federation, site, asked) for site in federation.sites}

@@ -43,6 +43,7 @@ class Policy(BaseModel):
     allow_plain_counts: bool = Field(False, description="whether counts of held-out records may leave without noise")
     allow_record_counts: bool = Field(False, description="whether a site may tell how many records it trains on")
     min_cohort: int = Field(3, ge=1, description="fewest organisations that an update may be released with")
+    min_mixes: int = Field(1, ge=1, description="fewest mixes that could put an update together if they colluded")
     approve_runs: bool = Field(False, description="whether each run needs `fl-privacy site approve`")
     audit: bool = Field(False, description="whether clean updates may be recorded, to score attacks")
     units: tuple[str, ...] = Field(("site",), description="allowed units: the whole site, or single records")
@@ -95,6 +96,10 @@ class Policy(BaseModel):
             yield "updates must be privatised here, but privatise.kind is none (allow_plain is false)"
         if len({one.organisation or one.name for one in federation.sites}) < self.min_cohort:
             yield f"this federation has fewer than the {self.min_cohort} organisations that min_cohort demands"
+        if (least := _mixes(federation)) < self.min_mixes and any(
+            role == "mix" for role, _ in federation.route.parties()
+        ):
+            yield f"{least} of the mixes could put an update together, and min_mixes demands {self.min_mixes}"
         if federation.plain_counts and not (self.allow_plain or self.allow_plain_counts):
             yield "counts of held-out records must have noise here (allow_plain_counts is false); set evaluate.epsilon"
         if federation.combine.weights == "records" and not self.allow_record_counts:
@@ -141,11 +146,20 @@ def template(federation: Federation, site: str) -> str:
         "allow_plain_counts": (str(federation.plain_counts).lower(), "whether counts of held-out records may do so"),
         "allow_record_counts": (str(counted).lower(), "whether aggregators may know how many records train"),
         "min_cohort": ("3", "fewest organisations that an update may be released with"),
+        "min_mixes": (str(_mixes(federation)), "fewest mixes that could put an update together if they colluded"),
         "audit": (str(federation.audit).lower(), "whether updates without noise may be recorded, to score attacks"),
         "approve_runs": ("false", "whether each run needs `fl-privacy site approve`"),
         "confinement": ("preferred", "or required: refuse to start where code of a run cannot be confined in full"),
     }
     return "".join(f"{key}: {value}  # {text}\n" for key, (value, text) in values.items())
+
+
+def _mixes(federation: Federation) -> int:
+    """Fewest mixes that could put an update together; 1 on routes without any."""
+    mixes = {name for role, name in federation.route.parties() if role == "mix"}
+    return min(
+        (len(one.parties) for one in federation.route.trust(federation) if mixes.issuperset(one.parties)), default=1
+    )
 
 
 def requires_confinement(federation: Federation, site: str) -> bool:

@@ -43,6 +43,16 @@ class Training(Model):
     lr: float = Field(0.1, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of the last linear layer's inputs that training drops")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of every label that goes to all classes")
+    crop: int | None = Field(
+        None, ge=1, le=4096, description="side of a random square of every image, enlarged to its size; default: none"
+    )
+
+    @property
+    def regularised(self) -> str:
+        """The first of the regularising fields that is set; empty if none is."""
+        return next((name for name in ("dropout", "label_smoothing", "crop") if getattr(self, name)), "")
 
 
 class Task(Model):

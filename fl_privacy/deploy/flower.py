@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fl_privacy.addresses import parse
+from fl_privacy.deploy.programs import forking, program
 from fl_privacy.errors import LaunchError
 from fl_privacy.files import write_secret
 from fl_privacy.identity.keyring import Keyring
@@ -24,18 +25,12 @@ from fl_privacy.identity.tls import LocalKeys
 
 APP = Path(__file__).parent / "flower_app"
 START = 60.0
-SUPERNODE = "flwr.supernode.cli.flower_supernode"  # the module of its program
-
-
-def program(name: str) -> str:
-    """A Flower program of this environment."""
-    return str(Path(sys.executable).with_name(name))
 
 
 def superlink(address: str, keys: Keyring, database: Path) -> list[str]:
     """The command of a SuperLink that runs ServerApps itself. Its control API has no authentication: use loopback."""
-    command = _superlink(address, (keys.certificate_file, keys.key_file, keys.authority_file), database)
-    return [*command, "--enable-supernode-auth"]
+    options = _superlink(address, (keys.certificate_file, keys.key_file, keys.authority_file), database)
+    return [*forking("flower-superlink"), *options]
 
 
 def superlink_behind_gate(address: str, local: LocalKeys, database: Path, secret: Path) -> list[str]:
@@ -43,22 +38,29 @@ def superlink_behind_gate(address: str, local: LocalKeys, database: Path, secret
 
     Its certificate is for loopback only, where the gate, its only caller, connects to it.
     """
-    command = _superlink(address, (local.certificate, local.key, local.certificate), database)
-    return [*command, "--enable-supernode-auth", "--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    options = _superlink(address, (local.certificate, local.key, local.certificate), database)
+    return [
+        program("flower-superlink"),
+        *options,
+        "--isolation",
+        "process",
+        "--superexec-auth-secret-file",
+        str(secret),
+    ]
 
 
 def _superlink(address: str, tls: tuple[Path, Path, Path], database: Path) -> list[str]:
     """With `tls` for its certificate, key and authority."""
     host, port = parse(address)
-    command = [program("flower-superlink"), "--host", host, "--port", str(port), "--database", str(database)]
+    options = ["--host", host, "--port", str(port), "--database", str(database), "--enable-supernode-auth"]
     for option, file in zip(("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"), tls, strict=True):
-        command += [option, str(file)]
-    return [*command, "--disable-runtime-dependency-installation"]
+        options += [option, str(file)]
+    return [*options, "--disable-runtime-dependency-installation"]
 
 
 def superexec(relay: str, certificate: Path, secret: Path) -> list[str]:
     """The command of the process that runs ServerApps on this machine, for a SuperLink behind `relay`."""
-    command = [program("flower-superexec"), "--runtime-api-address", relay, "--root-certificates", str(certificate)]
+    command = [*forking("flower-superexec"), "--runtime-api-address", relay, "--root-certificates", str(certificate)]
     return [*command, "--superexec-auth-secret-file", str(secret)]
 
 
@@ -93,7 +95,7 @@ def direct(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def supernode(superlink: str, authority: Path, key: Path, port: int, worker: Path) -> list[str]:
     """A SuperNode's command. The worker's socket is all that it knows about its site."""
-    command = [program("flower-supernode"), "--superlink", superlink, "--root-certificates", str(authority)]
+    command = [*forking("flower-supernode"), "--superlink", superlink, "--root-certificates", str(authority)]
     command += ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(port)]
     return [*command, "--node-config", f'worker="{worker}"']
 

@@ -16,22 +16,43 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from fl_privacy.deploy.parent import die_with_parent, dying_with_us
+from fl_privacy.deploy.parent import die_with_parent
 
 LARGEST = 2**17  # bytes of a message
 ROOM = " " * 4096  # the last argument of the fork server: a fork writes its own command line over it
 CMDLINE = slice(45, 47)  # fields of /proc/self/stat after the name: where the command line starts and ends
 POLL = 0.02
-_forked = False
+FILE = struct.Struct("i")
+IDLE = 300.0  # seconds without a fork after which a fork server ends; the next request starts another
+
+
+def _line() -> tuple[int, int]:
+    """Where the command line of this process, and of every fork of it, is in memory."""
+    start, end = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[CMDLINE]
+    return int(start), int(end)
+
+
+LINE = _line() if sys.platform == "linux" else (0, 0)  # a confined process cannot read it
+
+
+class Asked(NamedTuple):
+    """What a fork is to be."""
+
+    command: tuple[str, ...]
+    env: dict[str, str]
+    own_session: bool = True
+    ends_with_server: bool = True
 
 
 class Forked:
@@ -61,7 +82,10 @@ class Forked:
 
 
 class ForkServer:
-    """A process that forks others on request. It ends with us, and its forks end with it."""
+    """A process that forks others on request. It ends with us, and its forks end with it.
+
+    It learns from its socket that we are gone: the kernel's signal would come when the thread ends that started it.
+    """
 
     def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
         """`env` is what the modules see while they load; each fork has an environment of its own after that."""
@@ -72,6 +96,7 @@ class ForkServer:
         self._codes: dict[int, int] = {}  # of those that have exited
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._forked = self._broken = False  # it has forked; it could not load
 
     def load(self) -> None:
         """Begin to load the modules, in the background; a fork server that was killed is started again."""
@@ -80,23 +105,28 @@ class ForkServer:
 
     def start(self, command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> Forked:
         """Fork a process that runs `command`; OSError if that is not possible."""
-        asked = json.dumps({"command": list(command), "env": dict(env)}).encode()
+        return self._fork(Asked(tuple(command), dict(env)), output.fileno())
+
+    def _fork(self, asked: Asked, output: int) -> Forked:
+        text = json.dumps(asked).encode()
+        if len(text) > LARGEST:
+            raise OSError(f"a command and its environment of {len(text)} bytes are too long for a fork server")
         with self._lock:
             control = self._load()
-            socket.send_fds(control, [asked], [output.fileno()])
+            socket.send_fds(control, [text], [output])
             while (told := self._read(control)) is not None:
                 if "started" in told:
+                    self._forked = True
                     self._running.add(told["started"])
                     return Forked(self, told["started"])
             self._close()
+            self._broken = not self._forked
         raise BrokenPipeError("the fork server exited")
 
     def exited(self, pid: int) -> int | None:
         """The exit code of a fork, or None while it runs."""
         with self._lock:
-            while self._control is not None and _readable(self._control):
-                if self._read(self._control) is None:
-                    self._close()
+            self._drain()
             return self._codes.pop(pid, None)
 
     def stop(self) -> None:
@@ -104,11 +134,14 @@ class ForkServer:
             self._close()
 
     def _load(self) -> socket.socket:
+        if self._broken:
+            raise OSError("the fork server cannot load its modules")
+        self._drain()  # it may have ended
         if self._control is None:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    dying_with_us(self._command),
+                    self._command,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,  # what fails here fails again in a process of its own, with a log
                     stderr=subprocess.DEVNULL,
@@ -116,6 +149,12 @@ class ForkServer:
                     start_new_session=True,
                 )
         return self._control
+
+    def _drain(self) -> None:
+        """Read what it has told since."""
+        while self._control is not None and _readable(self._control):
+            if self._read(self._control) is None:
+                self._close()
 
     def _read(self, control: socket.socket) -> dict[str, Any] | None:
         """The next message, or None if the fork server is gone; exit codes are kept."""
@@ -132,8 +171,9 @@ class ForkServer:
         return told
 
     def _close(self) -> None:
-        if self._control is not None and self._process is not None:
+        if self._control is not None:
             self._control.close()
+        if self._process is not None:
             self._process.kill()
             self._process.wait()
         self._control = self._process = None
@@ -141,20 +181,57 @@ class ForkServer:
         self._running.clear()
 
 
+def shared(modules: Iterable[str], env: Mapping[str, str]) -> ForkServer:
+    """This process's own fork server with these modules: all runs that it starts use the same one."""
+    return _shared(os.getpid(), tuple(sorted(set(modules))), frozenset(env.items()))
+
+
+@cache
+def _shared(owner: int, modules: tuple[str, ...], env: frozenset[tuple[str, str]]) -> ForkServer:
+    return ForkServer(modules, dict(env))
+
+
+class Nursery(ForkServer):
+    """A fork server that is a fork of this process, made while it has one thread and nothing but modules.
+
+    Its forks outlive it: whoever asks for them ends them. One that was killed is not started again.
+    """
+
+    def __init__(self, owner: str) -> None:
+        """`owner` is whose programs it forks; `ps` shows it."""
+        super().__init__((), {})
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        gc.freeze()
+        if not os.fork():
+            self._control.close()
+            _show([*self._command[:3], "for", owner])
+            if command := _serve(theirs):
+                _begin(command)
+                sys.exit()
+            os._exit(0)
+        theirs.close()
+
+    def popen(self, command: Sequence[str], stdout: int | None = None, **options: Any) -> Forked:
+        """As `subprocess.Popen`, with the options that Flower uses; errors go where the output goes."""
+        own_session = bool(options.get("start_new_session"))
+        asked = Asked(tuple(command), dict(os.environ), own_session, ends_with_server=False)
+        with open(os.devnull, "wb") if stdout == subprocess.DEVNULL else os.fdopen(os.dup(1), "wb") as output:
+            return self._fork(asked, output.fileno())
+
+    def _load(self) -> socket.socket:
+        if self._control is None:
+            raise BrokenPipeError("the fork server exited")
+        return self._control
+
+
 def become(command: Sequence[str]) -> None:
-    """Run a command in place of this process: by `exec`, or in a fork with what it has loaded."""
+    """Run a command in place of this process: a module with what is loaded here, anything else by `exec`."""
     program, *rest = command
-    if not _forked:
+    if program != sys.executable or rest[0] != "-m":
         os.execvp(program, list(command))
-    elif program == sys.executable and rest[0] == "-m":
-        sys.modules.pop(_main_of(rest[1]), None)  # it runs as the main module, with its own imports loaded
-        sys.argv = rest[1:]
-        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
-    elif Path(program).parent == Path(sys.executable).parent:  # a script of this environment
-        sys.argv = list(command)
-        runpy.run_path(program, run_name="__main__")
-    else:
-        os.execvp(program, list(command))
+    sys.modules.pop(_main_of(rest[1]), None)  # it runs as the main module, with its own imports loaded
+    sys.argv = rest[1:]
+    runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
 
 
 def _main_of(name: str) -> str:
@@ -170,12 +247,19 @@ def main() -> None:
         importlib.import_module(_main_of(name))
     gc.collect()
     gc.freeze()
-    if command := _serve(control):
-        become(command)
+    if command := _serve(control, IDLE):
+        _begin(command)
 
 
-def _serve(control: socket.socket) -> list[str]:
-    """The command of a fork, in the fork; nothing in the fork server, once nobody can ask it any more."""
+def _begin(command: Sequence[str]) -> None:
+    """In a fork, which has no use for whatever files the fork server inherited."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    become(command)
+
+
+def _serve(control: socket.socket, idle: float | None = None) -> list[str]:
+    """The command of a fork, in the fork; nothing in the fork server, once nobody can ask it any more or does."""
+    server, forks, room = os.getpid(), 0, bytearray(LARGEST)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
@@ -184,53 +268,67 @@ def _serve(control: socket.socket) -> list[str]:
         ready.register(control, selectors.EVENT_READ)
         ready.register(ours, selectors.EVENT_READ)
         while True:
-            for key, _ in ready.select():
+            found = ready.select(None if forks else idle)
+            if not found and not forks:
+                return []
+            for key, _ in found:
                 if key.fileobj is ours:
                     ours.recv(LARGEST)
-                    _report(control)
+                    forks -= _report(control)
                     continue
-                text, files, *_ = socket.recv_fds(control, LARGEST, 1)
-                if not text:
+                size, file = _receive(control, room)
+                if not size:
                     return []
                 if not (pid := os.fork()):
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     for end in (ours, theirs, control):
                         end.close()
-                    return _settle(json.loads(text), files[0])
-                os.close(files[0])
+                    return _settle(Asked(*json.loads(room[:size])), file, server)
+                room[:size] = bytes(size)  # a later fork must not find this one's environment in its memory
+                forks += 1
+                os.close(file)
                 control.send(json.dumps({"started": pid}).encode())
 
 
-def _report(control: socket.socket) -> None:
-    """Tell which forks have exited."""
+def _receive(control: socket.socket, room: bytearray) -> tuple[int, int]:
+    """A request into `room`: its size, 0 at the end, and the file that came with it."""
+    size, extra, *_ = control.recvmsg_into([room], socket.CMSG_LEN(FILE.size))
+    return size, FILE.unpack(extra[0][2])[0] if extra else -1
+
+
+def _report(control: socket.socket) -> int:
+    """Tell which forks have exited; returns how many."""
+    count = 0
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return count
         if not pid:
-            return
+            return count
+        count += 1
         control.send(json.dumps({"exited": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
 
 
-def _settle(asked: dict[str, Any], output: int) -> list[str]:
+def _settle(asked: Asked, output: int, server: int) -> list[str]:
     """In a fork: take on what a new process of this command would have."""
-    global _forked
-    parent, command = os.getppid(), [str(word) for word in asked["command"]]
-    os.setsid()
-    die_with_parent()
-    if os.getppid() != parent:
-        sys.exit("the fork server is gone")
+    command = list(asked.command)
+    if asked.own_session:
+        os.setsid()
+    if asked.ends_with_server:
+        die_with_parent()
+        if os.getppid() != server:
+            sys.exit("the fork server is gone")
     nothing = os.open(os.devnull, os.O_RDONLY)
     for theirs, ours in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(theirs, ours)
     for file in (nothing, output):
         os.close(file)
     os.environ.clear()
-    os.environ.update(asked["env"])
+    os.environ.update(asked.env)
     tempfile.tempdir = None
-    _forked, sys.orig_argv = True, command
+    sys.orig_argv = command
     _show(command)
     return command
 
@@ -240,7 +338,7 @@ def _show(command: Sequence[str]) -> None:
 
     The kernel takes a command line whose last byte is not zero for one that was changed, and ends it at the first zero.
     """
-    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[CMDLINE])
+    start, end = LINE
     line = " ".join(command).encode()[: end - start - 2]
     ctypes.memmove(start, (line + b"\0").ljust(end - start), end - start)
 

@@ -41,13 +41,9 @@ class Child:
     log: Path
     _family: dict[int, float] = field(default_factory=dict)
 
-    def remember_family(self) -> None:
-        """Remember descendants while they can still be found: Flower's executors leave our process group."""
-        try:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                self._family[child.pid] = child.create_time()
-        except psutil.Error:
-            return
+    def remember(self, descendant: int, born: float) -> None:
+        """Flower's executors leave our process group, and cannot be found once their parents are gone."""
+        self._family[descendant] = born
 
     def family(self) -> Iterator[psutil.Process]:
         """Descendants that are still alive; a reused pid does not count."""
@@ -171,16 +167,28 @@ class Fleet:
         child.signal(signal.SIGKILL)
         child.process.wait()
 
+    def remember_families(self) -> None:
+        """Remember the descendants of all processes while they can still be found, in one look at this machine."""
+        heads = {child.process.pid: child for child in self.children.values()}
+        parents, born = dict[int, int](), dict[int, float]()
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                parents[process.pid], born[process.pid] = process.ppid(), process.create_time()
+        for pid, above in parents.items():
+            while above in parents and above not in heads:
+                above = parents[above]
+            if above in heads:
+                heads[above].remember(pid, born[pid])
+
     def stop(self, *prefixes: str) -> None:
         """Stop processes by the prefix of their names (all without one): SIGTERM first, then SIGKILL."""
         chosen = [c for n, c in self.children.items() if not prefixes or n.startswith(prefixes)]
+        self.remember_families()
         for child in chosen:
-            child.remember_family()
             child.signal(signal.SIGTERM)
         until = time.monotonic() + TERM_GRACE
         while time.monotonic() < until and any(_alive(child) for child in chosen):
-            for child in chosen:
-                child.remember_family()
+            self.remember_families()
             if all(child.process.poll() is not None for child in chosen):
                 until = min(until, time.monotonic() + ORPHAN_GRACE)
             time.sleep(POLL)
@@ -189,8 +197,6 @@ class Fleet:
             child.process.wait()
             del self.children[child.name]
         if not self.children:
-            for server in self.forks.values():
-                server.stop()
             self._pid_file.unlink(missing_ok=True)
 
 

@@ -159,9 +159,8 @@ class Supervisor:
         if now - self._looked < FAMILY_EVERY:
             return
         self._looked = now
-        for one in self.watched:
-            if one.process.detaches and one.name in self.fleet.children:
-                self.fleet.children[one.name].remember_family()
+        if any(one.process.detaches for one in self.watched):
+            self.fleet.remember_families()
 
 
 def reachable(address: str) -> bool:

@@ -22,6 +22,8 @@ from fl_privacy.transcript.run import MANIFEST
 
 FORMAT = 1
 NOTHING_HERE = "not known here"
+OWN_INPUTS = "`data` of the task's own code prepared the records; prepare yours in the same way."
+RAW = "The model expects records that are prepared like this. Raw ones give wrong predictions, and no error."
 NO_NOISE = "No noise was added, so nothing was spent: there is no differential privacy."
 NO_LEDGER = "What each site has spent is in its own ledger, and no ledger is here."
 LEDGERS = "What each site has spent over all its runs, from its own ledger and rounded up:"
@@ -45,6 +47,7 @@ def facts(found: Found) -> dict[str, Any]:
         "layout_digest": found.layout.digest,
         "layout": found.layout.to_json(),
         "task": {"code": Path(task.code).name, **terms} if task.code else terms,
+        "inputs": OWN_INPUTS if task.is_own else task.data_set.inputs,
         "task_digest": task.sha256 or sha256(canonical(terms)),
         "init": federation.init and federation.init.sha256,
         "sites": len(federation.sites),
@@ -114,7 +117,8 @@ def to_json(card: dict[str, Any]) -> str:
 
 def to_markdown(card: dict[str, Any], title: str) -> str:
     """The card for people."""
-    parts = [f"# {title}", _summary(card), "## Trained on", _trained(card), "## Privacy", _privacy(card)]
+    parts = [f"# {title}", _summary(card), "## Trained on", _trained(card)]
+    parts += ["## Input", f"{card['inputs']} {RAW}", "## Privacy", _privacy(card)]
     parts += ["## Attacks", _attacked(card), "## Model", _model(card)]
     return "\n\n".join(parts) + "\n"
 

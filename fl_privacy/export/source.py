@@ -93,8 +93,9 @@ def of_run(path: Path, round: str = LAST) -> Found:
     number = _number(run, federation, round, rows)
     model = next(_models(run, federation, number), None)
     if model is None:
+        has = f"the run has {rounds} rounds" if number > rounds else "it is not kept here"
         fix = "use last or best, or export it at a site, from its kit"
-        raise FederationError(f"round: {path} has no model after round {number}; {fix}")
+        raise FederationError(f"round: {path} has no model after round {number}: {has}; {fix}")
     if model.shape != (layout.size,):
         raise TranscriptError(f"{path}: its model has shape {model.shape}, not the {layout.size} of its layout")
     states = {name: _sites(run, federation) / name for name in federation.site_names}

@@ -29,6 +29,7 @@ RECENT = 10  # rounds to estimate the time left from
 LONGEST_TEXT = 300
 SIGNALS = ("KeyboardInterrupt", "SystemExit")  # how a server that was stopped reports its failure
 STOPPED = "stopped before it finished"
+ENDED = {"completed": "", "failed": "", "interrupted": STOPPED}  # of a manifest, and what is known of the reason
 GONE = "its processes exited before the run finished"
 NEVER, NOTHING = "never started", "it ended before it was prepared; start a new run"
 CONFIG = Path("private", "federation.yaml")  # the config of a run on this machine, in its state folder
@@ -122,8 +123,9 @@ def _state(
     if ends:
         reason = _text(ends[-1].get("reason", ""))
         return ("interrupted", STOPPED) if reason.startswith(SIGNALS) else (str(ends[-1]["event"]), reason)
-    if manifest.get("status") in ("completed", "failed") and not any(p.alive for p in processes):
-        return str(manifest["status"]), ""
+    status = str(manifest.get("status"))
+    if status in ENDED and not any(p.alive for p in processes):
+        return status, ENDED[status]
     if (home / "compose.yaml").is_file() and not processes:
         return IN_CONTAINERS, AWAY.format(project=_project(home))
     if home.is_dir():

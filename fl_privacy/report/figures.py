@@ -71,7 +71,13 @@ def _draw(axes: Any, series: Series, middles: Sequence[float], width: float, col
 
 
 def curves(
-    path: Path, title: str, x_label: str, y_label: str, found: Sequence[Curve], ticks: Sequence[str] = ()
+    path: Path,
+    title: str,
+    x_label: str,
+    y_label: str,
+    found: Sequence[Curve],
+    ticks: Sequence[str] = (),
+    logarithmic: bool = False,
 ) -> None:
     """Lines with a mark at every point; `ticks` name the whole numbers of the x axis from 0 on."""
     figure, axes = _canvas(title, width=6)
@@ -79,8 +85,7 @@ def curves(
         axes.set_xticks(range(len(ticks)), ticks)
     for i, curve in enumerate(found):
         axes.plot(curve.x, curve.y, "o-", color=COLOURS[i % len(COLOURS)], markersize=4, label=curve.title)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    axes.set(xlabel=x_label, ylabel=y_label, yscale="log" if logarithmic else "linear")
     _save(figure, axes, path)
 
 

@@ -83,7 +83,7 @@ class Access:
             state.joined.add(site)
             self.log.own("joined", run=state.name, site=site)
 
-    def asked(self, request: pb.CollectRequest | pb.SettleRequest, context: Any) -> Attempt:
+    def asked(self, request: pb.CollectRequest | pb.SettleRequest | pb.CheckRequest, context: Any) -> Attempt:
         """The attempt that the server asks about; it must be the server that opened it."""
         self._peer(context, "server")
         attempt = self._attempt(request.run, request.round, request.attempt)

@@ -57,7 +57,12 @@ class Opened:
 
     @property
     def senders(self) -> bytes:
-        return self.cohort.bits(self.counted.sites)
+        return self.cohort.bits(set(self.counted.sites) & self.shards.keys())
+
+    @property
+    def floor(self) -> int:
+        """The largest that a sender demands."""
+        return max((one.floor for one in self.shards.values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,16 @@ class Aggregating:
                 self._admit(opened, site, sealed.Content.decode(content, self._coding, length, header.counts))
             except ProtocolError as error:
                 self._seat.log("shard-refused", run=header.run, round=header.round, site=site, reason=str(error))
+        self._leave_out(opened)
         self._opened = opened
         return opened
+
+    def _leave_out(self, opened: Opened) -> None:
+        """Senders that demand more organisations than there are: they would hold back the others for nothing."""
+        while opened.floor > (there := self._seat.keys.roster().organisations(list(opened.shards))):
+            for site in [site for site, one in opened.shards.items() if one.floor > there]:
+                reason = f"floor: {opened.shards.pop(site).floor}, and there are {there} organisations"
+                self._seat.log("shard-refused", run=opened.terms.run, site=site, reason=reason)
 
     def _receivers(self, header: pb.RoundHeader, model: Vector, kept: Mapping[str, Arrays]) -> tuple[Decoder, Counted]:
         decoder = self._coding.decoder(model.size)
@@ -150,7 +163,8 @@ class Aggregating:
         free = self._journal.release(terms.name, members, header.members, (), senders)
         told = senders if free and self._hides(opened, members, senders) else ()
         counts = sent(opened.counted.total(told)) if told else b""
-        said = pb.ShardStatement(attempt=terms.name, index=self._index, members=header.members, senders=header.senders)
+        bits = {"members": header.members, "senders": header.senders}
+        said = pb.ShardStatement(attempt=terms.name, round=terms.round, index=self._index, **bits)
         if terms.farewell:
             made = Applied(terms.round, self._signed(letters, terms.run, said), None, opened.decoder, counts)
         else:
@@ -175,6 +189,7 @@ class Aggregating:
         tiers = [self._federation.site(site).tier for site in members]
         rows = (matrix, members, terms.round, tiers, [one.records for one in chosen])
         shard, kept = stepped(self._federation, opened.model, opened.kept, opened.decoder, *rows)
+        require(bool(np.isfinite(shard).all()), "shard: the updates add up to a number that is not finite", CLOSED)
         said.digest = digest(shard)
         self._signed(letters, terms.run, said)
         record = {STATEMENT: np.frombuffer(said.SerializeToString(), np.uint8)}
@@ -198,6 +213,7 @@ class Aggregating:
         return Applied(round, said, shard, decoder)
 
     def _signed(self, letters: Letters, run: str, said: pb.ShardStatement) -> pb.ShardStatement:
+        self._journal.sign(said.attempt, shard_statements.fingerprint(run, said))
         return shard_statements.sign(letters.signer, run, said)
 
     def _after(self, run: str, round: int) -> tuple[Vector, Mapping[str, Arrays]]:

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_privacy.coding import Decoder, Payload
-from fl_privacy.errors import ProtocolError
+from fl_privacy.coding import FLOAT32, Coding, Decoder, Payload
+from fl_privacy.errors import ProtocolError, require
 from fl_privacy.round.cohort import Cohort
 from fl_privacy.round.counted import Counted
 from fl_privacy.round.machine import Phase, Round
@@ -35,7 +36,9 @@ class Attempt:
     rows: Rows | None
     counted: Counted
     decoder: Decoder
+    coding: Coding = FLOAT32  # of what each site sends us
     layers: tuple[int, ...] = ()
+    parameters: int = 0  # of the model, as the server says when it opens it
     model_digest: bytes = b""
     applied: tuple[str, ...] | None = None  # an aggregator has combined the updates of these sites
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,6 +53,7 @@ class Attempt:
     reply: pb.SettleReply = field(default_factory=pb.SettleReply)  # of an aggregator that applied it
     again: bool = False  # another aggregator lacks it, so that the sites must send it again
     repeated: set[str] = field(default_factory=set)  # who did
+    papers: dict[str, Any] = field(default_factory=dict)  # what each site signed about its part, on routes with a check
 
     def notice(self) -> None:
         """If the round is over: wake everyone who waits for it, end the streams, drop what will not be released."""
@@ -80,6 +84,15 @@ class Attempt:
     def fail(self, reason: str) -> None:
         self.round.fail(reason)
         self.notice()
+
+    def check_chosen(self, chosen: tuple[str, ...], senders: tuple[str, ...]) -> None:
+        """The server may leave out what not all of us have, but never go below quorum and floor."""
+        round = self.round
+        require(round.phase is Phase.CLOSED, f"round {round.spec.round} is {round.phase}", "FAILED_PRECONDITION")
+        ours = set(chosen) <= set(round.accepted) and set(senders) <= set(self.counted.sites) & set(chosen)
+        require(ours, "members: not all of them are here")
+        enough = len(chosen) >= round.spec.quorum and round.may_release(chosen)
+        require(enough, f"members: {len(chosen)} are too few", "FAILED_PRECONDITION")
 
     def cut(self, client: str) -> None:
         """End the client's stream: one that hangs would hold the round's memory."""

@@ -41,6 +41,15 @@ class Collector:
         self._stubs = [rpc.middleware(rpc.channel(address, seat.keys, whom)) for address, whom in seat.peers]
         self._pool = ThreadPoolExecutor(len(self._stubs))
 
+    @property
+    def asked(self) -> Sequence[rpc.Stub]:
+        """The middleware that takes part in the attempt."""
+        return self._stubs
+
+    def receive(self, call: Any) -> client.Release:
+        """What a middleware hands out when the round is over."""
+        return client.collect(call, self._federation.coding)
+
     def open(
         self,
         index: int,
@@ -74,8 +83,8 @@ class Collector:
         invited = replace(ask, cohort=list(self._federation.site_names)) if self._everyone else ask
         self._sites.invite(invited)
         request = pb.CollectRequest(**ask.where)
-        calls = [stub.collect(request, timeout=self._patience) for stub in self._stubs]
-        futures = [self._pool.submit(client.collect, call, self._federation.coding) for call in calls]
+        calls = [stub.collect(request, timeout=self._patience) for stub in self.asked]
+        futures = [self._pool.submit(self.receive, call) for call in calls]
         receipts, absent = list[Event](), set[str]()
         try:
             # If one of several aggregators is gone, do not wait for the others, unless the round can do without it.
@@ -98,7 +107,7 @@ class Collector:
     def settle(self, ask: Ask, decisions: Sequence[Decision]) -> list[pb.SettleReply | None]:
         """Let every middleware apply the round as decided, or drop it; None from one that is gone or refuses."""
         replies = []
-        for stub, (members, senders, problem) in zip(self._stubs, decisions, strict=True):
+        for stub, (members, senders, problem) in zip(self.asked, decisions, strict=True):
             request = pb.SettleRequest(**ask.where, commit=not problem, members=members, senders=senders)
             replies.append(self._spared(partial(stub.settle, request, timeout=CALL)))
         return replies
@@ -106,7 +115,7 @@ class Collector:
     def confirm(self, ask: Ask) -> None:
         """What was released is on our disk. If a middleware does not hear of it, it forgets the round in time."""
         with suppress(grpc.RpcError):
-            self.settle(ask, [Decision()] * len(self._stubs))
+            self.settle(ask, [Decision()] * len(self.asked))
 
     def finish(self, run: str) -> list[bytes]:
         replies = [stub.finish(pb.FinishRequest(run=run), timeout=CALL) for stub in self._stubs]

@@ -3,6 +3,7 @@
 - For one model of a run, updates of one set of sites are released, ever: the sums of two sets that differ by one site
   would show that site's update. The same holds for counts.
 - An attempt that is released again, because its recipient asks again, is released with the same updates.
+- Where sites aggregate, one statement is signed in an attempt: two would look like a cheat.
 - An attempt whose release has arrived is not opened again: the keys that mixed it are forgotten.
 - A void attempt is never released, and the middleware can say so under its signature. Only the journal that an attempt
   was opened in can tell: one that was lost and made again has another `id`.
@@ -22,7 +23,7 @@ from fl_privacy.errors import LaunchError, require
 from fl_privacy.files import append, create, sync_folder, whole_lines
 
 FILE = "rounds.jsonl"
-MADE, OPENED, VOID, RELEASED, CONFIRMED = "made", "opened", "void", "released", "confirmed"
+MADE, OPENED, VOID, RELEASED, CONFIRMED, SIGNED = "made", "opened", "void", "released", "confirmed", "signed"
 CLOSED = "FAILED_PRECONDITION"
 
 
@@ -56,6 +57,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path, self._entries = folder / FILE, dict[str, Entry]()
         self._void, self._confirmed, self._released = set[str](), set[str](), dict[str, Release]()
+        self._signed: dict[str, str] = {}
         self._of_model: dict[tuple[str, str], list[str]] = defaultdict(list)
         self._of_round: dict[tuple[str, int, bool], str] = {}  # a released round's model; a farewell is another matter
         self.id = ""  # of a journal that an older version made
@@ -104,11 +106,18 @@ class Journal:
             require(sites, "members: this model was released for other sites; no other set is", CLOSED)
             again = one.entry.attempt != attempt or one.content == made.content
             require(again, "attempt: it was released with other updates; open a new one", CLOSED)
-        free = all(one.counted in (made.counted, NOBODY) for one in earlier)
+        free = all(_allows(one, made) for one in earlier)
         if attempt not in self._released:
             made = made if free else made._replace(counted=NOBODY)
             self._write(kind=RELEASED, attempt=attempt, **{k: v for k, v in made._asdict().items() if k != "entry"})
         return free
+
+    def sign(self, attempt: str, said: str) -> None:
+        """Before a statement about an attempt leaves, whose fingerprint this is."""
+        before = self._signed.get(attempt, said)
+        require(before == said, "attempt: another statement was signed in it; open a new one", CLOSED)
+        if attempt not in self._signed:
+            self._write(kind=SIGNED, attempt=attempt, said=said)
 
     def confirm(self, attempt: str) -> None:
         """The release of an attempt has arrived, if there was one: nothing of it leaves again."""
@@ -144,6 +153,9 @@ class Journal:
     def _voided(self, fields: dict[str, Any]) -> None:
         self._void.add(self._entries[fields["attempt"]].attempt)
 
+    def _has_signed(self, fields: dict[str, Any]) -> None:
+        self._signed[self._entries[fields["attempt"]].attempt] = str(fields["said"])
+
     def _has_confirmed(self, fields: dict[str, Any]) -> None:
         self._confirmed.add(self._entries[fields["attempt"]].attempt)
 
@@ -160,7 +172,15 @@ _EVENTS = {
     VOID: Journal._voided,
     RELEASED: Journal._has_released,
     CONFIRMED: Journal._has_confirmed,
+    SIGNED: Journal._has_signed,
 }
+
+
+def _allows(before: Release, made: Release) -> bool:
+    """Whether the counts of a release may leave after an earlier one: one set of senders per model and per attempt."""
+    if before.counted == made.counted:
+        return True
+    return before.counted == NOBODY and before.entry.attempt != made.entry.attempt
 
 
 def _line(fields: dict[str, Any]) -> bytes:

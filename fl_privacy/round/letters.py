@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
@@ -26,6 +25,7 @@ from fl_privacy.wire.rpc import Stub
 
 CARD = "card"
 CALL = 20.0
+MOST_PAGES = 64  # of waiting messages
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Letters:
     def announced(self, topic: str, cards: dict[str, Card]) -> dict[str, bytes]:
         """What every other site announced; what it did not sign is dropped."""
         found = dict[str, bytes]()
-        for letter in self._pickup(topic):
+        for letter in self._told_all(topic):
             signature, content = letter.content[: 1 + sealing.SIGNATURE], letter.content[1 + sealing.SIGNATURE :]
             try:
                 sealing.verify(cards[letter.sender].signer, signature, self._bound(topic, letter.sender, "") + content)
@@ -88,7 +88,7 @@ class Letters:
 
     def cards(self) -> dict[str, Card]:
         """The newest card of every other site, if its certificate and signature hold."""
-        found = [(letter.sender, self._card(letter)) for letter in self._pickup(CARD)]
+        found = [(letter.sender, self._card(letter)) for letter in self._told_all(CARD)]
         return {sender: card for sender, card in found if card is not None}
 
     def _made_card(self) -> bytes:
@@ -119,7 +119,7 @@ class Letters:
             self._known = {place: card for place, card in self._known.items() if place[0] != letter.sender}
             self._known[letter.sender, letter.content] = made
             return made
-        except (ValueError, TypeError, KeyError, AttributeError, InvalidSignature, ProtocolError):
+        except Exception:  # a hostile site chooses what is parsed here
             return None
 
     def _opened(self, letter: pb.Letter, card: Card) -> bytes | None:
@@ -136,5 +136,15 @@ class Letters:
     def _post(self, recipient: str, topic: str, content: bytes) -> None:
         self._stub.post(pb.Letter(run=self.run, recipient=recipient, topic=topic, content=content), timeout=CALL)
 
+    def _told_all(self, topic: str) -> list[pb.Letter]:
+        return [letter for letter in self._pickup(topic) if not letter.recipient]
+
     def _pickup(self, topic: str) -> list[pb.Letter]:
-        return list(self._stub.pickup(pb.PickupRequest(run=self.run, topic=topic), timeout=CALL).letters)
+        found, after = list[pb.Letter](), 0
+        for _ in range(MOST_PAGES):
+            page = self._stub.pickup(pb.PickupRequest(run=self.run, topic=topic, after=after), timeout=CALL)
+            found += page.letters
+            if page.last <= after:
+                break
+            after = page.last
+        return found

@@ -11,6 +11,7 @@ LARGEST = 64 * 1024  # bytes of one message
 MOST = 32 * 2**20  # bytes of all messages of a run
 PER_SENDER = 4096  # waiting messages of one sender
 SHARE = 4 * 2**20  # their bytes: one sender must not take the room of the others
+PAGE = 2**20  # bytes of the messages in one reply
 LIFE = 3600.0  # seconds
 
 
@@ -18,7 +19,8 @@ LIFE = 3600.0  # seconds
 class Mailbox:
     """The messages of one run. Bounded; messages that nobody fetches expire."""
 
-    _letters: list[tuple[float, pb.Letter]] = field(default_factory=list)
+    _letters: list[tuple[float, int, pb.Letter]] = field(default_factory=list)  # with time and number
+    _count: int = 0
 
     def post(self, letter: pb.Letter, now: float) -> None:
         """Keep a message. What a sender tells everyone takes the place of what it said before on the same topic."""
@@ -26,28 +28,39 @@ class Mailbox:
         fits = 0 < len(letter.content) <= LARGEST and 0 < len(letter.topic) <= 64
         require(fits, f"content: 1 to {LARGEST} bytes with a topic are needed")
         if not letter.recipient:
-            self._letters = [(at, one) for at, one in self._letters if not _same(one, letter)]
-        held = sum(len(other.content) for _, other in self._letters)
-        own = [len(other.content) for _, other in self._letters if other.sender == letter.sender]
+            self._letters = [kept for kept in self._letters if not _same(kept[2], letter)]
+        held = sum(len(other.content) for *_, other in self._letters)
+        own = [len(other.content) for *_, other in self._letters if other.sender == letter.sender]
         fair = len(own) < PER_SENDER and sum(own) + len(letter.content) <= SHARE
         room = held + len(letter.content) <= MOST and fair
         require(room, "mailbox: full; wait until messages are fetched", "RESOURCE_EXHAUSTED")
-        self._letters.append((now, letter))
+        self._count += 1
+        self._letters.append((now, self._count, letter))
 
-    def pickup(self, site: str, topic: str, now: float) -> list[pb.Letter]:
-        """The messages waiting for a site, without its own ones. A message to everyone stays for the others."""
+    def pickup(self, site: str, topic: str, now: float, after: int = 0) -> tuple[list[pb.Letter], int]:
+        """The messages waiting for a site, without its own ones. A message to everyone stays for the others.
+
+        No more than fit into one reply: with the number to ask on from, or 0 if these are all.
+        """
         self._expire(now)
-        found = [one for _, one in self._letters if one.topic == topic and one.recipient in (site, "")]
-        taken = {id(one) for one in found if one.recipient}
-        self._letters = [(at, one) for at, one in self._letters if id(one) not in taken]
-        return [one for one in found if one.sender != site]
+        page, room = dict[int, pb.Letter](), PAGE
+        for _, number, one in self._letters:
+            if number > after and one.topic == topic and one.recipient in (site, "") and one.sender != site:
+                room -= one.ByteSize()
+                if room < 0:
+                    break
+                page[number] = one
+        else:
+            room = 0
+        self._letters = [kept for kept in self._letters if kept[1] not in page or not kept[2].recipient]
+        return list(page.values()), max(page, default=0) if room < 0 else 0
 
     def said(self, topic: str) -> set[str]:
         """Who has told everyone something on a topic."""
-        return {one.sender for _, one in self._letters if one.topic == topic and not one.recipient}
+        return {one.sender for *_, one in self._letters if one.topic == topic and not one.recipient}
 
     def _expire(self, now: float) -> None:
-        self._letters = [(at, one) for at, one in self._letters if now - at < LIFE]
+        self._letters = [kept for kept in self._letters if now - kept[0] < LIFE]
 
 
 def _same(one: pb.Letter, other: pb.Letter) -> bool:

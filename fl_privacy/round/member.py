@@ -95,7 +95,7 @@ class Member:
     def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
         assert self._terms is not None
         self._seat.sent.keep(self._terms, self._journals)
-        parts = [payload] * len(self._stubs) if at.farewell else self._parts.split(payload)
+        parts = [payload] * len(self._stubs) if at.farewell else self._parts.at(at.round).split(payload)
         shares = [None] * len(parts) if counts is None else self._shares(at, counts)
         terms = self._said()
         with self._metrics.phase("uploading"):
@@ -200,7 +200,8 @@ class Member:
             if here and all(header.round for header in here) and len({header.attempt for header in here}) == 1:
                 models = [answer.model for answer in answers if answer.model is not None]
                 require(len(models) == len(answers), "model: the middleware sent none", "DATA_LOSS")
-                return [answer.header for answer in answers], self._parts.join(models)
+                after = here[0].farewell or here[0].round - 1
+                return [answer.header for answer in answers], self._parts.at(after + 1).join(models)
         return None
 
     def _fetch(self, index: int, run: str, seen: pb.RoundHeader) -> Answer:

@@ -27,13 +27,13 @@ from fl_privacy.wire.stream import digest
 
 if TYPE_CHECKING:
     from fl_privacy.routes.base import SiteSeat
-    from fl_privacy.routes.shards import Cut
+    from fl_privacy.routes.cut import Cut
 
 CARD, CHECK, APPLY, SEND = "card", "check", "apply", "send"  # duties
 SHARDS = "shards"  # the topic on which sites say what they received
+PROOF = "proof"  # and the one on which they show two statements that one site signed
 Duty = Callable[[Letters, pb.RoundHeader, Payload], None]
-PAUSE = 0.5  # seconds after a duty that failed, or before cards are looked for again
-TRIES = 3
+PAUSE = 0.5  # seconds after a duty that failed
 LONGEST_REASON = 300
 
 
@@ -140,6 +140,8 @@ class Resident(Member):
     def _do(self, letters: Letters, header: pb.RoundHeader, data: Payload) -> None:
         """A duty. If it fails, the mailbox hears why, and ends the attempt: nobody waits for it."""
         try:
+            if header.run in self._stopped:
+                raise self._stopped[header.run]
             require(header.duty in self._duties, f"duty: {header.duty[:20]!r} is unknown")
             self._duties[header.duty](letters, header, data)
         except FederationError as error:
@@ -164,7 +166,7 @@ class Resident(Member):
         with self._metrics.phase("opening"):
             opened = self._desk.check(header, data, letters, self._cards(letters))
         request = pb.ReportRequest(run=header.run, round=header.round, attempt=header.attempt)
-        request.members, request.senders = opened.members, opened.senders
+        request.members, request.senders, request.floor = opened.members, opened.senders, opened.floor
         self._stubs[0].report(request, timeout=CALL)
 
     def _apply(self, letters: Letters, header: pb.RoundHeader, data: Payload) -> None:
@@ -191,15 +193,6 @@ class Resident(Member):
     def _cards(self, letters: Letters) -> dict[str, Card]:
         return {**letters.cards(), self._seat.site: letters.own_card()}
 
-    def _all_cards(self, letters: Letters) -> dict[str, Card]:
-        """Those of all aggregating sites, if they are there within moments: a card may be on its way."""
-        for _ in range(TRIES):
-            found = self._cards(letters)
-            if found.keys() >= set(self._aggregating):
-                break
-            time.sleep(PAUSE)
-        return found
-
     # The model
 
     def _model(self, letters: Letters, header: pb.RoundHeader, data: Payload) -> Vector:
@@ -214,17 +207,20 @@ class Resident(Member):
                 raise self._problem
             shards = self._opened(letters, header, data)
             return self._models.join(shards)
+        except shard_statements.Equivocation as error:
+            self._problem = self._stopped[header.run] = error
+            self._seat.log("stopped", run=header.run, round=header.round, reason=str(error))
         except ProtocolError as error:
             self._problem = error
-            if isinstance(error, shard_statements.Equivocation):
-                self._stopped[header.run] = error
-            return self._models.join(self._first_shards)
+        except grpc.RpcError as error:
+            self._problem = ProtocolError("UNAVAILABLE", client.explain(error))
+        return self._models.join(self._first_shards)
 
     def _opened(self, letters: Letters, header: pb.RoundHeader, data: Payload) -> list[Vector]:
         """All shards of a model, each as its site signed it and as the others received it."""
         count, found = len(self._aggregating), list[tuple[Vector, bytes]]()
         require(len(header.sealed) == count, f"shards: {len(header.sealed)} came, and the model has {count}")
-        cards, sizes = self._all_cards(letters), self._models.sizes()
+        cards, sizes = self._cards(letters), self._models.sizes()
         pieces = sealing.split(data.data, [one.length for one in header.sealed])
         for index, (site, one, piece) in enumerate(zip(self._aggregating, header.sealed, pieces, strict=True)):
             try:
@@ -233,10 +229,12 @@ class Resident(Member):
             except ProtocolError as error:
                 raise ProtocolError(error.code, f"shard: of {site}: {error}") from None
         said = [one.said for one in header.sealed]
-        together = {(one.attempt, one.members, one.senders) for one in said}
-        require(len(together) == 1, "shards: not all of one attempt, or of different sites", "DATA_LOSS")
-        self._received = Received([one.digest for one in said], [held for _, held in found])
         self._compare(letters, header.run, said, cards)
+        together = {(one.attempt, one.round, one.members, one.senders) for one in said}
+        require(len(together) == 1, "shards: not all of one attempt, or of different sites", "DATA_LOSS")
+        newest, version = said[0].round, version_of(header)
+        require(newest == version, f"shards: after round {newest}, not {version}", "DATA_LOSS")
+        self._received = Received([one.digest for one in said], [held for _, held in found])
         return [shard for shard, _ in found]
 
     def _one(
@@ -256,10 +254,15 @@ class Resident(Member):
         return shard, held
 
     def _compare(self, letters: Letters, run: str, said: list[pb.ShardStatement], cards: dict[str, Card]) -> None:
-        """Tell the other sites what we received, and see what they did."""
+        """Tell the other sites what we received, and see what they did. Who finds a cheat shows it to all."""
         letters.announce(SHARDS, shard_statements.packed(said))
         signers = [(site, cards[site].signer) for site in self._aggregating]
-        shard_statements.compare(run, said, letters.announced(SHARDS, cards), signers)
+        try:
+            shard_statements.check_proofs(run, letters.announced(PROOF, cards), signers)
+            shard_statements.compare(run, said, letters.announced(SHARDS, cards), signers)
+        except shard_statements.Equivocation as error:
+            letters.announce(PROOF, shard_statements.packed(error.proof))
+            raise
 
 
 class Received(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from fl_privacy.coding import MAX_PARAMETERS, Payload
+from fl_privacy.coding import MAX_PARAMETERS, Coding, Payload
 from fl_privacy.dp.witness import Statement
 from fl_privacy.errors import ProtocolError, require
 from fl_privacy.identity.keyring import certificate_of
@@ -69,6 +69,9 @@ class Middleware(Access, ABC):
     async def report(self, request: pb.ReportRequest, context: Any) -> pb.Empty:
         raise ProtocolError("UNIMPLEMENTED", "report: only a mailbox takes reports of aggregating sites")
 
+    async def check(self, request: pb.CheckRequest, context: Any) -> pb.CheckReply:
+        raise ProtocolError("UNIMPLEMENTED", "check: only mixes have their sums checked")
+
     async def share(self, parts: Parts, context: Any) -> pb.Empty:
         raise ProtocolError("UNIMPLEMENTED", "share: only a mailbox takes shards of aggregating sites")
 
@@ -101,9 +104,11 @@ class Middleware(Access, ABC):
             state.attempt.fail("a newer attempt was opened")
             state.attempt.forget()
         signature = statements.sign(self.signing_key, statements.OPENED, spec.attempt, self.journal.id)
-        rows = Rows(spec.cohort, spec.length, self.coding)
+        coding = self.received(header)
+        rows = Rows(spec.cohort, spec.length, coding)
         decoder = self.coding.decoder(model.size)
-        attempt = Attempt(round, terms, cohort, signature, model, rows, Counted(spec.counts), decoder, layers)
+        attempt = Attempt(round, terms, cohort, signature, model, rows, Counted(spec.counts), decoder, coding, layers)
+        attempt.parameters = header.parameters
         attempt.model_digest = digest(model) if header.shards else terms.model
         self.put_model(state, model, header.round - 1)
         await self.reopened(state, attempt)
@@ -124,6 +129,14 @@ class Middleware(Access, ABC):
     def model_digest(self, header: pb.RoundHeader, model: NDArray[np.float32]) -> bytes:
         """The digest that stands for the model in the attempt's terms."""
         return bytes(header.model)  # `prepare` has compared it
+
+    def received(self, header: pb.RoundHeader) -> Coding:
+        """How what each site sends us in an attempt travels."""
+        return self.coding
+
+    def signed_by(self, attempt: Attempt, client: str, header: pb.VectorHeader, context: Any) -> object:
+        """What the site signs about its part, on routes where it does."""
+        return None
 
     @abstractmethod
     async def reopened(self, state: RunState, attempt: Attempt) -> None:
@@ -148,7 +161,7 @@ class Middleware(Access, ABC):
         client = self._site(context)
         header = header_of(await first(parts), "vector")
         attempt = self._attempt(header.run, header.round)
-        require(header.dtype == self.coding.name, f"dtype: {header.dtype[:20]!r} is not {self.coding.name}")
+        require(header.dtype == attempt.coding.name, f"dtype: {header.dtype[:20]!r} is not {attempt.coding.name}")
         require(len(header.digest) == hashlib.sha256().digest_size, "digest: not a SHA-256")
         self._check_invited(attempt, client)
         require(header.tier == self._tiers[client], "tier: not the one that the federation has for this site")
@@ -156,8 +169,10 @@ class Middleware(Access, ABC):
         counts = received(header.counts, attempt.round.spec.counts)
         require(len(header.head) <= LARGEST_HEAD, f"head: {len(header.head)} bytes are no signed head")
         # What was sent before is recognised by all of it.
-        whole = hashlib.sha256(header.digest + header.counts).digest() if header.counts else header.digest
+        rest = header.counts + header.root
+        whole = hashlib.sha256(header.digest + rest).digest() if rest else header.digest
         submission = Submission(header.attempt, header.layout, header.length, whole, max(1, header.floor))
+        paper = self.signed_by(attempt, client, header, context)
         if header.ledger:
             await self._bear_witness(header.ledger, client, context)
         self._join(self._state(header.run), client)
@@ -170,6 +185,7 @@ class Middleware(Access, ABC):
             return pb.SubmitReply(duplicate=True)
         if attempt.first_at is None:
             attempt.first_at = time.monotonic()
+        attempt.papers[client] = paper
         await self._receive(attempt, client, ticket, submission, header, parts)
         if counts is not None:
             attempt.counted.add(client, counts)
@@ -207,7 +223,7 @@ class Middleware(Access, ABC):
         rows = attempt.rows
         if rows is None:
             raise ProtocolError("FAILED_PRECONDITION", f"round {attempt.round.spec.round} is over")
-        receiver = Receiver(rows.take(client), header.digest, self.coding)
+        receiver = Receiver(rows.take(client), header.digest, attempt.coding)
         attempt.cut(client)
         try:
             async with asyncio.timeout(None) as limit:
@@ -250,7 +266,8 @@ class Middleware(Access, ABC):
         if request.newest:
             self._peer(context, "evaluator")
             state = self._state(request.run)
-            header, model = pb.RoundHeader(run=request.run, round=state.version), state.model
+            version, model = await self.newest(state)
+            header = pb.RoundHeader(run=request.run, round=version)
             header.digest = b"" if model is None else digest(model)
         else:
             site = self._site(context)
@@ -265,6 +282,10 @@ class Middleware(Access, ABC):
                 self.metrics.moved("out", model.nbytes)
         for part in chunks(pb.Chunk(round=header), [] if model is None else [model]):
             yield part
+
+    async def newest(self, state: RunState) -> tuple[int, NDArray[np.float32] | None]:
+        """The newest model for the evaluator, and the round that it is after."""
+        return state.version, state.model
 
     async def _next_round(self, state: RunState, request: pb.FetchRequest, site: str) -> Offer:
         until = time.monotonic() + min(max(0.0, request.wait), MAX_WAIT)  # 0 first: it stays where wait is NaN
@@ -305,7 +326,8 @@ class Middleware(Access, ABC):
     async def pickup(self, request: pb.PickupRequest, context: Any) -> pb.Letters:
         """A site takes the messages that are for it."""
         site, mail = self._site(context), self._state(request.run).mail
-        return pb.Letters(letters=mail.pickup(site, request.topic, time.monotonic()))
+        letters, last = mail.pickup(site, request.topic, time.monotonic(), request.after)
+        return pb.Letters(letters=letters, last=last)
 
     async def finish(self, request: pb.FinishRequest, context: Any) -> pb.FinishReply:
         """The run is over: waiting sites are released and its memory is freed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,9 +18,10 @@ DIGEST = 32
 class Equivocation(ProtocolError):
     """A site gave different parties different shards."""
 
-    def __init__(self, site: str, attempt: str) -> None:
+    def __init__(self, site: str, attempt: str, proof: Sequence[pb.ShardStatement] = ()) -> None:
         said = f"shard: {site} signed two different shards in attempt {attempt[:12]}; the run is stopped"
         super().__init__("PERMISSION_DENIED", said)
+        self.proof = proof
 
 
 def sign(key: ec.EllipticCurvePrivateKey, run: str, said: pb.ShardStatement) -> pb.ShardStatement:
@@ -35,8 +37,13 @@ def check(key: ec.EllipticCurvePublicKey, run: str, said: pb.ShardStatement, ind
 
 
 def _text(run: str, said: pb.ShardStatement) -> bytes:
-    facts = (said.attempt, str(said.index), said.members, said.senders, said.digest)
-    return sealing.fields("fl-privacy shard 1", run, *facts)
+    facts = (said.attempt, str(said.round), str(said.index), said.members, said.senders, said.digest)
+    return sealing.fields("fl-privacy shard 2", run, *facts)
+
+
+def fingerprint(run: str, said: pb.ShardStatement) -> str:
+    """All that a statement says. A site may sign one in an attempt."""
+    return hashlib.sha256(_text(run, said)).hexdigest()
 
 
 def packed(statements: Iterable[pb.ShardStatement]) -> bytes:
@@ -56,11 +63,30 @@ def compare(
     """
     for content in announced.values():
         for ours, theirs in zip(own, _unpacked(content), strict=False):
-            site, key = signers[ours.index]
-            if theirs.attempt != ours.attempt or theirs == ours:
-                continue
-            if _text(run, theirs) != _text(run, ours) and _genuine(key, run, theirs, ours.index):
-                raise Equivocation(site, ours.attempt)
+            _refuse_both(run, ours, theirs, signers)
+
+
+def check_proofs(
+    run: str, announced: Mapping[str, bytes], signers: Sequence[tuple[str, ec.EllipticCurvePublicKey]]
+) -> None:
+    """Raise if another site has shown two statements that one aggregating site signed in one attempt."""
+    for content in announced.values():
+        match _unpacked(content):
+            case [one, other]:
+                _refuse_both(run, one, other, signers)
+
+
+def _refuse_both(
+    run: str,
+    one: pb.ShardStatement,
+    other: pb.ShardStatement,
+    signers: Sequence[tuple[str, ec.EllipticCurvePublicKey]],
+) -> None:
+    if one.attempt != other.attempt or one.index >= len(signers) or _text(run, one) == _text(run, other):
+        return
+    site, key = signers[one.index]
+    if _genuine(key, run, one, one.index) and _genuine(key, run, other, one.index):
+        raise Equivocation(site, one.attempt, (one, other))
 
 
 def _genuine(key: ec.EllipticCurvePublicKey, run: str, said: pb.ShardStatement, index: int) -> bool:

@@ -19,7 +19,8 @@ from fl_privacy.round.checkpoints import Arrays, CheckpointError, Checkpoints
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
 
-MOMENT, DECODER = "moment", "decoder"
+MOMENT, DECODER, START = "moment", "decoder", "start"
+SHARD = "shard"
 Kept = Mapping[str, Mapping[str, NDArray[Any]]]
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -34,7 +35,7 @@ class ShardStore:
         """`kept` is what each part of the aggregator keeps, by its name."""
         named = {f"{part}.{name}": array for part, arrays in kept.items() for name, array in arrays.items()}
         try:
-            self._run(run).save(round, {"shard": shard, **named}, best)
+            self._run(run).save(round, {SHARD: shard, **named}, best)
         except CheckpointError as error:
             raise ProtocolError("RESOURCE_EXHAUSTED", str(error)) from None
 
@@ -46,7 +47,14 @@ class ShardStore:
         kept: dict[str, Arrays] = defaultdict(dict)
         for part, _, name in (name.partition(".") for name in arrays if "." in name):
             kept[part][name] = arrays[f"{part}.{name}"]
-        return arrays["shard"], kept
+        return arrays[SHARD], kept
+
+    def add_start(self, run: str, round: int, start: NDArray[np.float32]) -> None:
+        """With the shard after a round, keep the one that the next round starts from, which has other coordinates."""
+        shard, kept = self.load(run, round)
+        fits = start.size == shard.size
+        require(fits, f"length: {start.size}, but this shard has {shard.size}")
+        self.save(run, round, shard, {**kept, START: {SHARD: start}}, min(self.rounds(run)))
 
     def newest(self, run: str) -> int | None:
         """The last round with a stored shard."""

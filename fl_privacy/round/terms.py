@@ -34,7 +34,7 @@ class Terms:
     number: int  # of the attempt at this round, from 1
     federation: str  # digest of the config
     roster: str  # digest of who is in the federation, with keys and organisations
-    model: bytes  # of the model that the round starts from; with shards, of their digests in order
+    model: bytes  # of the model that the round starts from; with shards, of their digests in order; with mixes, `sized`
     root: bytes  # of the cohort
     cohort: int  # sites in it
     organisations: int  # that these belong to
@@ -110,3 +110,9 @@ def _typed(listed: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def joined(digests: list[bytes]) -> bytes:
     """The digest of a model that is known only by the digests of its shards."""
     return hashlib.sha256(b"".join(digests)).digest()
+
+
+def sized(digest: bytes, parameters: int) -> bytes:
+    """The digest of a model and of its size, which a middleware that never sees the model has to be sure of."""
+    require(len(digest) == hashlib.sha256().digest_size, "digest: not a SHA-256")
+    return joined([digest, parameters.to_bytes(8, "big")])

@@ -9,6 +9,8 @@ ROUTES: Registry[type[Route]] = Registry(
         "server": "fl_privacy.routes.server:ServerRoute",
         "shuffler": "fl_privacy.routes.shuffler:ShufflerRoute",
         "shards": "fl_privacy.routes.shards:ShardsRoute",
+        "groups": "fl_privacy.routes.groups:GroupsRoute",
+        "mixes": "fl_privacy.routes.mixes:MixesRoute",
         "shatter": "fl_privacy.routes.shatter:ShatterRoute",
         "ako": "fl_privacy.routes.ako:AkoRoute",
         "q-dpsgd-1": "fl_privacy.routes.q_dpsgd_1:QDpsgd1Route",

@@ -63,6 +63,8 @@ class Ask(At):
 class Outcome:
     """What the server received: rows and tiers (on routes that show it any), receipts, and the number of bytes.
 
+    On routes that show only a sum, `mean` is what it decodes to. `noted` is added to the round's line of metrics.
+
     `counts` is the sum of the counts of `counted` sites, and `seen` all that it received of them, for its record.
     Where sites make the next models themselves, `models` has these by site, and `kept` what the route needs of this
     round to continue; both are saved with the checkpoint.
@@ -78,6 +80,8 @@ class Outcome:
     seen: dict[str, Payload] = field(default_factory=dict)
     models: dict[str, Vector] | None = None
     kept: dict[str, Payload] = field(default_factory=dict)
+    mean: Vector | None = None
+    noted: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,9 @@ class SiteEnd(Protocol):
 class Parts(Protocol):
     """How an update is split over its receivers, and how a model is joined from its parts."""
 
+    def at(self, round: int) -> Parts:
+        """As it is done in a round; the model after one is joined as in the next."""
+
     def split(self, payload: Payload) -> list[Payload]: ...
 
     def join(self, models: list[Vector]) -> Vector: ...
@@ -216,6 +223,9 @@ class Parts(Protocol):
 
 class Whole:
     """One receiver gets the whole update and sends the whole model."""
+
+    def at(self, round: int) -> Whole:
+        return self
 
     def split(self, payload: Payload) -> list[Payload]:
         return [payload]
@@ -282,6 +292,11 @@ class Route(Choice, ABC):
         """Whether all sites must run at the same time, for the others in a round."""
         return False
 
+    @property
+    def joins_every_round(self) -> bool:
+        """Whether an evaluator is needed after every round, also if sites evaluate: it cuts the model for the next."""
+        return False
+
     def parties(self) -> list[tuple[str, str]]:
         """Role and name of every process that this route adds to SuperLink, server and sites."""
         return []
@@ -303,7 +318,7 @@ class Route(Choice, ABC):
         """How a vector with one number per parameter is split over the receivers of an update."""
         return Whole()
 
-    def trust(self) -> list[Trust]:
+    def trust(self, federation: Federation) -> list[Trust]:
         """The smallest sets of parties that must not collude; unless a route knows better, each of them alone."""
         return [Trust(parties=(name,)) for name in ("server", *self.middleware())]
 
@@ -366,6 +381,11 @@ def by_parameter(federation: Federation, who: str) -> Iterator[str]:
     """The problem of routes that move or split updates by parameter, if the coding has no numbers per parameter."""
     if not federation.coding.per_parameter and not federation.coding.by_part:
         yield f"encode: {federation.coding.name} has no numbers per parameter, which {who} needs; use none"
+
+
+def farewells(federation: Federation) -> int:
+    """Models after the last round: where sites evaluate, the best is known only after the final one."""
+    return 2 if federation.sites_evaluate else 1
 
 
 def tickets(federation: Federation) -> float:

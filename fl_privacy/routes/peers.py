@@ -69,7 +69,7 @@ class PeersRoute(Route):
     def observers(self, federation: Federation) -> list[str]:
         return [PEER + name for name in federation.site_names]
 
-    def trust(self) -> list[Trust]:
+    def trust(self, federation: Federation) -> list[Trust]:
         return [Trust(parties=("server",), learn=UPDATES), Trust(parties=("site",), learn=self.learns)]
 
     def problems(self, federation: Federation) -> Iterator[str]:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from fl_privacy.crypto.sealing import TAG
 from fl_privacy.errors import RoundFailed
 from fl_privacy.round.terms import joined
-from fl_privacy.routes.base import Ask, Outcome, ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, tickets
+from fl_privacy.routes.base import Ask, Outcome, ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, farewells, tickets
 from fl_privacy.shard import masks
 from fl_privacy.shard.sealed import sizes
 from fl_privacy.theory.cost import Cost, cost
@@ -35,11 +36,13 @@ class Placement(Protocol):
 
     def middleware(self, route: ShardsRoute) -> list[str]: ...
 
-    def trust(self, route: ShardsRoute) -> list[Trust]: ...
+    def trust(self, route: ShardsRoute, federation: Federation) -> list[Trust]: ...
 
     def problems(self, route: ShardsRoute, federation: Federation) -> Iterator[str]: ...
 
     def cost(self, route: ShardsRoute, federation: Federation, parameters: int) -> list[Cost]: ...
+
+    def once(self, route: ShardsRoute, federation: Federation, parameters: int) -> list[Cost]: ...
 
     def site(self, route: ShardsRoute, seat: SiteSeat) -> SiteEnd: ...
 
@@ -57,9 +60,8 @@ class AtSites:
     def middleware(self, route: ShardsRoute) -> list[str]:
         return [MAILBOX]
 
-    def trust(self, route: ShardsRoute) -> list[Trust]:
-        together = "every update and who sent it, if all of them collude"
-        return [Trust(parties=("aggregating-sites",), learn=together)]
+    def trust(self, route: ShardsRoute, federation: Federation) -> list[Trust]:
+        return [Trust(parties=route.aggregating(federation))]
 
     def problems(self, route: ShardsRoute, federation: Federation) -> Iterator[str]:
         a, k = route.aggregators, len(federation.sites)
@@ -92,13 +94,44 @@ class AtSites:
         a, k, n, d, coding = route.aggregators, len(federation.sites), federation.cohort, parameters, federation.coding
         shard, ticket, c = max(masks.sizes(d, a, route.shares)), tickets(federation), federation.bytes_of_counts
         through, counts = (n * d, n * d), (n * a * c + a * c, n * a * c + c)
-        carried = cost(coding, MAILBOX, 1, 4 * k + 4 * a + 3, models=(d, n * d), updates=through, counts=counts)
+        (seal,) = sizes([0], 0)
+        carried = cost(
+            coding,
+            MAILBOX,
+            1,
+            4 * k + 4 * a + 3,
+            models=(d, n * d),
+            updates=through,
+            counts=counts,
+            seals=(n * a * seal + a * TAG, n * a * (seal + TAG)),
+        )
+        aggregates = cost(
+            coding,
+            "site",
+            k,
+            # fetch, submit, announce, compare; as an aggregator: check, report, apply, share
+            8 + ticket,
+            models=(d, shard),
+            updates=(n * shard, d),
+            counts=(n * c, a * c + c),
+            seals=(n * seal + a * TAG, a * seal + TAG),
+        )
         return [
             # open, collect, shards
             cost(coding, "server", 1, 3 + ticket * n, models=(0, 0), updates=(0, 0), counts=(c, 0)),
             replace(carried, observed=0),  # it can read none of them
-            # fetch, submit, announce, compare; as an aggregator: check, report, apply, share
-            cost(coding, "site", k, 8 + ticket, models=(d, shard), updates=(n * shard, d), counts=(n * c, a * c + c)),
+            aggregates,
+        ]
+
+    def once(self, route: ShardsRoute, federation: Federation, parameters: int) -> list[Cost]:
+        """Sites make the first model from the seed, so round 1 carries none; the counts of the final one come last."""
+        a, k, n, d, coding = route.aggregators, len(federation.sites), federation.cohort, parameters, federation.coding
+        last, c = farewells(federation), federation.bytes_of_counts
+        carried, counts = (0, (last * k - n) * d), (k * a * c + a * c, k * a * c + c)
+        return [
+            cost(coding, "server", 1, 2 * last, models=(0, 0), updates=(0, 0), counts=(c, 0)),
+            cost(coding, MAILBOX, 1, last * (4 * k + 4 * a + 2), models=carried, updates=(0, 0), counts=counts),
+            cost(coding, "site", k, 8 * last, models=((last - 1) * d, 0), updates=(0, 0), counts=(k * c, a * c + c)),
         ]
 
     def site(self, route: ShardsRoute, seat: SiteSeat) -> SiteEnd:

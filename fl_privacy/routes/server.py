@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 POLL = 0.1
 
 
-class ServerRoute(Route):
-    """The baseline: updates travel through Flower, and the server sees who sent what."""
+class ThroughFlower(Route):
+    """Updates travel through Flower to the server's process."""
 
-    kind: Literal["server"] = "server"
     long_tickets: ClassVar[bool] = False  # the model comes with the ticket
     carries_counts: ClassVar[bool] = True
 
-    def trust(self) -> list[Trust]:
+    def trust(self, federation: Federation) -> list[Trust]:
         return [Trust(parties=(name,)) for name in ("server", "superlink")]
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
@@ -53,6 +52,12 @@ class ServerRoute(Route):
 
     def server(self, seat: ServerSeat) -> AtServer:
         return AtServer(seat)
+
+
+class ServerRoute(ThroughFlower):
+    """The baseline: updates travel through Flower, and the server sees who sent what."""
+
+    kind: Literal["server"] = "server"
 
 
 class AtSite:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fl_privacy.choices import Model
-from fl_privacy.coding import FLOAT32, Coding, Payload
+from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.errors import ConfigError, RoundFailed
 from fl_privacy.round.settlement import SETTLEMENTS, Failures, Settlement
 from fl_privacy.round.terms import joined
@@ -25,8 +24,10 @@ from fl_privacy.routes.base import (
     SiteSeat,
     Trust,
     by_parameter,
+    farewells,
     tickets,
 )
+from fl_privacy.routes.cut import Cut
 from fl_privacy.routes.placement import AtSites, Placement
 from fl_privacy.scores.shares import added
 from fl_privacy.shard import masks
@@ -53,8 +54,15 @@ class ShardsRoute(Route):
         (), description="relative size of each aggregator's shard; all the same if empty"
     )
     n_min: int = Field(3, ge=2, description="smallest number of updates that may be averaged together")
+    masks: Literal["run", "round"] = Field(
+        "run",
+        description="an aggregator has the same coordinates all run long, or others every round "
+        "(only with `placement: processes`)",
+    )
     placement: Literal["processes", "sites"] = Field(
-        "processes", description="aggregators are processes of their own, or the first of the sites aggregate"
+        "processes",
+        description="aggregators are processes of their own, or the first of the sites aggregate "
+        "(only with `masks: run`)",
     )
     settlement: Literal["all", "partial"] = Field(
         "all", description="apply what all aggregators have, or to each shard what its aggregator has"
@@ -81,6 +89,10 @@ class ShardsRoute(Route):
         return self._placed.needs_all_sites
 
     @property
+    def joins_every_round(self) -> bool:
+        return self.masks == "round"
+
+    @property
     def _placed(self) -> Placement:
         return PLACEMENTS[self.placement]
 
@@ -90,8 +102,8 @@ class ShardsRoute(Route):
     def middleware(self) -> list[str]:
         return self._placed.middleware(self)
 
-    def trust(self) -> list[Trust]:
-        return self._placed.trust(self)
+    def trust(self, federation: Federation) -> list[Trust]:
+        return self._placed.trust(self, federation)
 
     def aggregating(self, federation: Federation) -> tuple[str, ...]:
         """The sites that aggregate a shard each, in the order of the shards."""
@@ -108,41 +120,28 @@ class ShardsRoute(Route):
         rule = federation.combine
         if not rule.coordinatewise:
             yield f"combine.kind: {rule.kind} needs whole updates, and an aggregator has only a shard; use fedavg"
+        if self.masks == "round":
+            yield from self._changing(federation)
+
+    def _changing(self, federation: Federation) -> Iterator[str]:
+        """Masks per round move every coordinate to another aggregator, which has nothing of its earlier rounds."""
+        changing = "with `masks: round` an aggregator has other coordinates every round"
+        if federation.coding.by_part:
+            yield f"compress.kind: {federation.compress.kind} keeps references, and {changing}; use `masks: run`"
+        if federation.combine.optimiser().names:
+            yield f"combine.kind: {federation.combine.kind} keeps moments, and {changing}; use fedavg or `masks: run`"
+        if self.settlement == "partial":
+            yield f"route.settlement: partial keeps old shards, and {changing}; use all"
+        if self.placement == "sites":
+            why = "no party joins the shards after a round and cuts them for the next"
+            fix = "use `placement: processes` or `masks: run`"
+            yield f"route.placement: `placement: sites` cannot be combined with `masks: round`, because {why}; {fix}"
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         return self._placed.cost(self, federation, parameters)
 
-    def cost_of_processes(self, federation: Federation, parameters: int) -> list[Cost]:
-        """The cost where aggregators are processes of their own."""
-        a, n, d, coding = self.aggregators, federation.cohort, parameters, federation.coding
-        shard, ticket, c = max(masks.sizes(d, a, self.shares)), tickets(federation), federation.bytes_of_counts
-        fetches = not federation.sites_evaluate  # the evaluator
-        return [
-            # open, collect, settle; evaluate
-            cost(coding, "server", 1, 3 * a + fetches + ticket * n, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
-            cost(
-                coding,
-                "aggregator",
-                a,
-                2 * n + 3 + fetches,
-                models=(0, (n + fetches) * shard),
-                updates=(n * shard, 0),
-                counts=(n * c, c),
-            ),
-            cost(coding, "evaluator", 1, fetches * (a + 1), models=(fetches * d, 0), updates=(0, 0)),
-            cost(coding, "site", n, 2 * a + ticket, models=(d, 0), updates=(0, d), counts=(0, a * c)),
-        ]
-
     def once(self, federation: Federation, parameters: int) -> list[Cost]:
-        """The evaluator gives out the first model; sites fetch the last one."""
-        a, n, d, coding = self.aggregators, len(federation.sites), parameters, federation.coding
-        shard = max(masks.sizes(d, a, self.shares))
-        return [
-            cost(coding, "server", 1, 3 * a + 1, models=(0, 0), updates=(0, 0)),
-            cost(coding, "aggregator", a, 2 * n + 4, models=(shard, n * shard), updates=(0, 0)),
-            cost(coding, "evaluator", 1, a + 1, models=(0, d), updates=(0, 0)),
-            cost(coding, "site", n, 2 * a, models=(d, 0), updates=(0, 0)),
-        ]
+        return self._placed.once(self, federation, parameters)
 
     def parts(self, federation: Federation, parameters: int) -> Cut:
         return self._cut(federation, parameters, FLOAT32)
@@ -154,61 +153,13 @@ class ShardsRoute(Route):
     def _cut(self, federation: Federation, parameters: int, coding: Coding) -> Cut:
         if 0 in masks.sizes(parameters, self.aggregators, self.shares):
             raise ConfigError(f"route.aggregators: a shard of {parameters} parameters would be empty; use fewer")
-        return Cut(parameters, self.aggregators, federation.seed, coding, self.shares)
+        return Cut(parameters, self.aggregators, federation.seed, coding, self.shares, self.masks == "round")
 
     def site(self, seat: SiteSeat) -> SiteEnd:
         return self._placed.site(self, seat)
 
     def server(self, seat: ServerSeat) -> ServerEnd:
         return self._placed.server(self, seat)
-
-
-class Cut:
-    """Splits and joins vectors along the run's masks; the next call overwrites the results.
-
-    Sites, server and evaluator use it alike.
-    """
-
-    def __init__(
-        self,
-        parameters: int,
-        aggregators: int,
-        seed: int,
-        coding: Coding = FLOAT32,
-        shares: Sequence[float] = (),
-    ) -> None:
-        self.aggregators, self._parameters, self._seed, self._coding = aggregators, parameters, seed, coding
-        self._shares = shares
-        # Kept and reused: new vectors would be faulted in page by page every round.
-        self._parts: Payload | None = None
-        self._whole: Vector | None = None
-
-    @cached_property
-    def owners(self) -> masks.Owners:
-        return masks.owners(self._parameters, self.aggregators, self._seed, self._shares)
-
-    def sizes(self) -> list[int]:
-        """Numbers in each shard of an update as it travels."""
-        return [self._coding.length(size) for size in masks.sizes(self._parameters, self.aggregators, self._shares)]
-
-    def split(self, payload: Payload) -> list[Payload]:
-        """The shards of an update, or of a model."""
-        if self._coding.by_part:
-            return np.split(payload, np.cumsum(self.sizes())[:-1])
-        if payload.dtype != np.float32 or self._coding.per_parameter != 1:
-            whose = np.repeat(self.owners, self._coding.per_parameter)
-            return [np.ascontiguousarray(payload[whose == k]) for k in range(self.aggregators)]
-        self._parts = np.empty_like(payload) if self._parts is None else self._parts
-        return list(masks.split(payload, self.owners, self.aggregators, shares=self._shares, out=self._parts))
-
-    def join(self, models: list[Vector]) -> Vector:
-        """The model from its shards."""
-        self._whole = np.empty(self._parameters, np.float32) if self._whole is None else self._whole
-        return masks.join(models, self.owners, shares=self._shares, out=self._whole)
-
-    def digest(self, digests: list[bytes]) -> bytes:
-        """What stands for a model in the terms of an attempt, from the digests of its shards."""
-        return joined(digests)
 
 
 class AtServer:
@@ -260,7 +211,10 @@ class AtServer:
 
 
 class Processes:
-    """Every aggregator is a process of its own, and an evaluator joins the shards."""
+    """Every aggregator is a process of its own, and an evaluator joins the shards.
+
+    With `masks: round` it also cuts the model for the next round, and so carries it from one to the other.
+    """
 
     needs_all_sites = False
 
@@ -270,17 +224,49 @@ class Processes:
     def middleware(self, route: ShardsRoute) -> list[str]:
         return [f"aggregator-{k}" for k in range(route.aggregators)]
 
-    def trust(self, route: ShardsRoute) -> list[Trust]:
-        return [
+    def trust(self, route: ShardsRoute, federation: Federation) -> list[Trust]:
+        found = [
             Trust(parties=tuple(self.middleware(route))),
             Trust(parties=("evaluator",), learn="the model after every round"),
         ]
+        # It could give out an old model again, and the server another cohort for it.
+        return [*found, Trust(parties=("evaluator", "server"))] if route.joins_every_round else found
 
     def problems(self, route: ShardsRoute, federation: Federation) -> Iterator[str]:
         yield from ()
 
     def cost(self, route: ShardsRoute, federation: Federation, parameters: int) -> list[Cost]:
-        return route.cost_of_processes(federation, parameters)
+        a, n, d, coding = route.aggregators, federation.cohort, parameters, federation.coding
+        shard, ticket, c = max(masks.sizes(d, a, route.shares)), tickets(federation), federation.bytes_of_counts
+        cuts = route.joins_every_round
+        fetches = cuts or not federation.sites_evaluate  # the evaluator
+        return [
+            # open, collect, settle; evaluate
+            cost(coding, "server", 1, 3 * a + fetches + ticket * n, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
+            cost(
+                coding,
+                "aggregator",
+                a,
+                2 * n + 3 + fetches + cuts,
+                models=(cuts * shard, (n + fetches) * shard),
+                updates=(n * shard, 0),
+                counts=(n * c, c),
+            ),
+            cost(coding, "evaluator", 1, fetches * (a + 1) + cuts * a, models=(fetches * d, cuts * d), updates=(0, 0)),
+            cost(coding, "site", n, 2 * a + ticket, models=(d, 0), updates=(0, d), counts=(0, a * c)),
+        ]
+
+    def once(self, route: ShardsRoute, federation: Federation, parameters: int) -> list[Cost]:
+        """The evaluator gives out the first model; sites fetch the last one, and send their counts of it."""
+        a, n, d, coding = route.aggregators, len(federation.sites), parameters, federation.coding
+        shard, last, c = max(masks.sizes(d, a, route.shares)), farewells(federation), federation.bytes_of_counts
+        given = (shard, last * n * shard)
+        return [
+            cost(coding, "server", 1, 3 * a * last + 1, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
+            cost(coding, "aggregator", a, 2 * n * last + 4, models=given, updates=(0, 0), counts=(n * c, c)),
+            cost(coding, "evaluator", 1, a + 1, models=(0, d), updates=(0, 0)),
+            cost(coding, "site", n, 2 * a * last, models=(last * d, 0), updates=(0, 0), counts=(0, a * c)),
+        ]
 
     def site(self, route: ShardsRoute, seat: SiteSeat) -> SiteEnd:
         from fl_privacy.round.member import Member

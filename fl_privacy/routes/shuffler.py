@@ -60,7 +60,7 @@ class ShufflerRoute(Route):
     def middleware(self) -> list[str]:
         return ["shuffler"]
 
-    def trust(self) -> list[Trust]:
+    def trust(self, federation: Federation) -> list[Trust]:
         return [Trust(parties=("shuffler",))]
 
     def problems(self, federation: Federation) -> Iterator[str]:

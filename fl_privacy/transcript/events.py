@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fl_privacy.steps.base import At
 
 FAREWELL = "farewell-"  # begins the name of an attempt
+VOID = "void-"  # begins the name of an attempt in which somebody cheated: nothing of it was combined
 
 
 class Event(BaseModel):
@@ -63,6 +64,15 @@ class Farewell(Event):
     round: int = Field(ge=0)
 
 
+class Tampering(Event):
+    """A sum of a mix failed its check. `case` is all that was said (`fl_privacy.mix.evidence.Case`), with the keys."""
+
+    kind: Literal["tampering"] = "tampering"
+    case: str
+    roster: str
+    verdicts: tuple[str, ...] = Field(strict=False)
+
+
 class Other(Event):
     """An event of a kind that this version does not know, as it was written."""
 
@@ -78,6 +88,7 @@ KINDS: dict[str, type[Event]] = {
     "row": Row,
     "mixing": Mixing,
     "farewell": Farewell,
+    "tampering": Tampering,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fl_privacy.errors import TranscriptError
 from fl_privacy.transcript.arrays import Array, Tier, events_of, read_arrays, read_index, tiers_of
 from fl_privacy.transcript.chain import Chain, Entry, file_names, read_chain
-from fl_privacy.transcript.events import FAREWELL, Event
+from fl_privacy.transcript.events import FAREWELL, VOID, Event
 from fl_privacy.transcript.files import read_log
 from fl_privacy.transcript.run import MANIFEST, METRICS, TRUTH, VIEWS, folders, load_manifest, view_folder
 
@@ -32,12 +32,17 @@ class View:
 
     @property
     def rounds(self) -> list[int]:
-        return sorted({entry.round for entry in self._chain.entries if not entry.attempt.startswith(FAREWELL)})
+        return sorted({entry.round for entry in self._chain.entries if not entry.attempt.startswith((FAREWELL, VOID))})
 
     @property
     def farewells(self) -> list[int]:
         """The exchanges after the last round, numbered after it: sites got a model and sent no updates."""
         return sorted({entry.round for entry in self._chain.entries if entry.attempt.startswith(FAREWELL)})
+
+    @property
+    def voided(self) -> list[tuple[int, str]]:
+        """Round and name of the attempts in which somebody cheated."""
+        return [(entry.round, entry.attempt) for entry in self._chain.entries if entry.attempt.startswith(VOID)]
 
     def attempts(self, round: int) -> list[str]:
         """The recorded attempts of a round, in order; an attempt recorded twice stands twice."""

@@ -32,7 +32,7 @@ LOGS = "logs"  # still growing when the run is closed, and no part of the transc
 # Format 2 states the guarantee, the rounds done and the changes of a resumed run, where format 1 said `private`.
 # Format 3 carries its own signature, a nonce, and the signed heads of all views.
 FORMATS = (1, 2, 3)
-CLOSED = ("completed", "failed")
+CLOSED = ("completed", "failed", "interrupted")
 DETACHED = "manifest.sig.json"  # the signature, before format 3
 SIGNED_FIELDS = ("signed_at", "certificate", "signature")  # what signing adds
 _DETACHED_FORM: dict[int, dict[str, type]] = {1: {"run": str, "sha256": str, "previous": str}}

@@ -41,14 +41,18 @@ STALE = "put back, or left by a crash, which this format cannot distinguish"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was checked: where it lies in the run, whether it holds, and what was found."""
+    """One thing that was found: where it lies in the run, whether it is in order, and what it is.
+
+    A `note` is in order, but says what the checks do not cover, or what happened to the run.
+    """
 
     where: str
     ok: bool
     message: str
+    note: bool = False
 
     def __str__(self) -> str:
-        return f"{'ok' if self.ok else 'PROBLEM'} {self.where}: {self.message}"
+        return f"{'PROBLEM' if not self.ok else 'note' if self.note else 'ok'} {self.where}: {self.message}"
 
 
 @dataclass
@@ -66,8 +70,11 @@ class Report:
     def problems(self) -> list[Finding]:
         return [finding for finding in self.findings if not finding.ok]
 
-    def note(self, where: str, message: str) -> None:
+    def holds(self, where: str, message: str) -> None:
         self.findings.append(Finding(where, True, message))
+
+    def note(self, where: str, message: str) -> None:
+        self.findings.append(Finding(where, True, message, note=True))
 
     def problem(self, where: str, message: str) -> None:
         self.findings.append(Finding(where, False, message))
@@ -109,8 +116,8 @@ def _report_manifest(signed: Signed, server: Identity, head: str | None, report:
     """What the manifest says of itself, and whether it is the one whose head was kept elsewhere."""
     manifest = signed.manifest
     status, format = manifest.get("status"), manifest["format"]
-    serial = f", signature {manifest['serial']}" if "serial" in manifest else ""
-    report.note(MANIFEST, f"signed by {server.name}, status {status}{serial}, head {signed.head}")
+    serial = f", version {manifest['serial']}" if "serial" in manifest else ""
+    report.holds(MANIFEST, f"signed by {server.name}, status {status}{serial}, head {signed.head}")
     if signed.stale:
         report.problem(MANIFEST, f"is not what {DETACHED} signed last, but the one before it: {STALE}")
     if format in OLDER:
@@ -151,7 +158,7 @@ def _check_run_files(root: Path, manifest: dict[str, Any], report: Report) -> No
         for message in _changed(root / name, digest, wrong) if name in found else [missing]:
             report.problem(name, message)
     if covered := len(manifest["files"]):
-        report.note("files", f"{covered} files of the run checked against the manifest")
+        report.holds("files", f"{covered} files of the run checked against the manifest")
     if loose := sorted(found - manifest["files"].keys()):
         report.note("files", f"not covered by the manifest: {', '.join(loose)}")
 
@@ -172,7 +179,8 @@ def _check_view(root: Path, where: str, expected: Expected, manifest: Mapping[st
         for message in broken:
             report.problem(where, message)
         return
-    report.note(where, f"{len(chain.entries)} records signed by {signer.role} {signer.name}")
+    who = " ".join(dict.fromkeys((signer.role, signer.name)))  # a server is called server
+    report.holds(where, f"{len(chain.entries)} records signed by {who}")
     if interrupted:
         report.note(where, f"left by an interrupted record and not part of the view: {', '.join(interrupted)}")
     _report_pin(where, chain, pinned, manifest, report)

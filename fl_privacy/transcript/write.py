@@ -193,6 +193,10 @@ class RunWriter:
         """32 random bytes in hexadecimal, drawn when the run started; a resumed run keeps them."""
         return str(self.manifest["nonce"])
 
+    @property
+    def closed(self) -> bool:
+        return self.manifest["status"] in CLOSED
+
     def update(self, **fields: Any) -> None:
         """Change fields of the manifest, and sign it again."""
         if fixed := sorted(fields.keys() & FIXED):
@@ -224,7 +228,7 @@ class RunWriter:
     def close(self, status: str, **fields: Any) -> None:
         """Pin the run's own files and the heads of the views that are here, and sign with these last fields."""
         if status not in CLOSED:
-            raise TranscriptError(f"status: {status!r} does not close a run; use completed or failed")
+            raise TranscriptError(f"status: {status!r} does not close a run; use {' or '.join(CLOSED)}")
         with writing(str(self.path / MANIFEST)):
             files = {name: file_sha256(self.path / name) for name in run_files(self.path)}
             ended = {"files": files, "heads": self._latest_heads(), "late": [], "status": status}

@@ -22,6 +22,8 @@ from fl_privacy.wire.stream import Receiver, chunks, digest, header_of
 
 Array = NDArray[np.float32]
 Result = TypeVar("Result")
+SUMS = Coding("sum", "<u4", 0)  # of a mix, as it travels
+FIELDS = ("phase", "reason", "count", "members", "senders", "counted")
 PAUSE = 0.25
 LONGEST_PAUSE = 2.0
 
@@ -39,6 +41,7 @@ class Release:
     rows: Payload | None = None
     counts: Counts | None = None
     counted: int = 0
+    statement: bytes = b""
 
 
 REASONS = {
@@ -95,9 +98,9 @@ def share(stub: Stub, header: pb.ShareHeader, sealed: Payload, timeout: float) -
     stub.share(chunks(pb.Chunk(share=header), [sealed]), timeout=timeout)
 
 
-def seed(stub: Stub, run: str, shard: Array, timeout: float) -> None:
-    """Hand an aggregator its initial shard."""
-    stub.seed(_vector(shard, FLOAT32, run=run), timeout=timeout)
+def seed(stub: Stub, run: str, round: int, shard: Array, timeout: float) -> None:
+    """Hand an aggregator its shard of the model that a round left; round 0 leaves the initial one."""
+    stub.seed(_vector(shard, FLOAT32, run=run, round=round), timeout=timeout)
 
 
 def _vector(payload: Payload, coding: Coding, **terms: Any) -> Iterator[pb.Chunk | memoryview]:
@@ -110,13 +113,25 @@ def open_round(stub: Stub, header: pb.RoundHeader, model: Array | None, timeout:
     stub.open(chunks(pb.Chunk(round=header), [] if model is None else [model]), timeout=timeout)
 
 
+def collect_sum(parts: Iterator[Any]) -> Release:
+    """Wait for the round's end; a mix hands out whose updates it has, and once the round is settled their sum."""
+    header: pb.ReleaseHeader = header_of(_first(parts), "release")
+    total = None
+    if header.phase == "released":
+        fits = SUMS.type.itemsize * header.length <= FLOAT32.nbytes(MAX_PARAMETERS)
+        require(fits, f"length: {header.length} is out of range")
+        total = _fill(np.empty(header.length, SUMS.type), parts, None, SUMS)
+    fields = {name: getattr(header, name) for name in (*FIELDS, "statement")}
+    return Release(**fields, rows=total, counts=counts_in(header.counts))
+
+
 def collect(parts: Iterator[Any], coding: Coding = FLOAT32) -> Release:
     """Wait for the round's end and receive what is released; `parts` is the running call, so it can be cancelled."""
     header: pb.ReleaseHeader = header_of(_first(parts), "release")
     rows = None
     if header.phase == "released":
         rows = _fill(np.empty((header.count, header.length), coding.type), parts, None, coding)
-    fields = {name: getattr(header, name) for name in ("phase", "reason", "count", "members", "senders", "counted")}
+    fields = {name: getattr(header, name) for name in FIELDS}
     return Release(**fields, tiers=list(header.tiers), rows=rows, counts=counts_in(header.counts))
 
 

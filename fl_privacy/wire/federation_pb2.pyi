@@ -21,7 +21,7 @@ class Chunk(_message.Message):
     def __init__(self, vector: _Optional[_Union[VectorHeader, _Mapping]] = ..., round: _Optional[_Union[RoundHeader, _Mapping]] = ..., release: _Optional[_Union[ReleaseHeader, _Mapping]] = ..., data: _Optional[bytes] = ..., share: _Optional[_Union[ShareHeader, _Mapping]] = ...) -> None: ...
 
 class VectorHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor", "counts", "ledger", "records", "head")
+    __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor", "counts", "ledger", "records", "root", "signature", "path", "head")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,9 @@ class VectorHeader(_message.Message):
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
@@ -47,8 +50,11 @@ class VectorHeader(_message.Message):
     counts: bytes
     ledger: bytes
     records: int
+    root: bytes
+    signature: bytes
+    path: _containers.RepeatedScalarFieldContainer[bytes]
     head: bytes
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ..., ledger: _Optional[bytes] = ..., records: _Optional[int] = ..., head: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ..., ledger: _Optional[bytes] = ..., records: _Optional[int] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class RoundHeader(_message.Message):
     __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best", "nonce", "number", "federation", "roster", "root", "organisations", "recipient", "shards", "salt", "index", "path", "signature", "key", "void", "journal", "witness", "held", "digest", "duty", "members", "senders", "sealed")
@@ -133,20 +139,22 @@ class RoundHeader(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ..., nonce: _Optional[bytes] = ..., number: _Optional[int] = ..., federation: _Optional[str] = ..., roster: _Optional[str] = ..., root: _Optional[bytes] = ..., organisations: _Optional[int] = ..., recipient: _Optional[str] = ..., shards: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., index: _Optional[int] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., void: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., journal: _Optional[str] = ..., witness: _Optional[_Iterable[bytes]] = ..., held: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., duty: _Optional[str] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ..., sealed: _Optional[_Iterable[_Union[SealedShard, _Mapping]]] = ...) -> None: ...
 
 class ShardStatement(_message.Message):
-    __slots__ = ("attempt", "index", "members", "senders", "digest", "signature")
+    __slots__ = ("attempt", "index", "members", "senders", "digest", "signature", "round")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SENDERS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     index: int
     members: bytes
     senders: bytes
     digest: bytes
     signature: bytes
-    def __init__(self, attempt: _Optional[str] = ..., index: _Optional[int] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    round: int
+    def __init__(self, attempt: _Optional[str] = ..., index: _Optional[int] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
 
 class ShardStatements(_message.Message):
     __slots__ = ("said",)
@@ -191,20 +199,22 @@ class ShareHeader(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., said: _Optional[_Union[ShardStatement, _Mapping]] = ..., counts: _Optional[bytes] = ..., envelopes: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run", "round", "attempt", "members", "senders", "problem")
+    __slots__ = ("run", "round", "attempt", "members", "senders", "problem", "floor")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SENDERS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
     members: bytes
     senders: bytes
     problem: str
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ..., problem: _Optional[str] = ...) -> None: ...
+    floor: int
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ..., problem: _Optional[str] = ..., floor: _Optional[int] = ...) -> None: ...
 
 class Statement(_message.Message):
     __slots__ = ("attempt", "signature")
@@ -215,7 +225,7 @@ class Statement(_message.Message):
     def __init__(self, attempt: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseHeader(_message.Message):
-    __slots__ = ("phase", "reason", "count", "tiers", "length", "members", "counts", "counted", "senders")
+    __slots__ = ("phase", "reason", "count", "tiers", "length", "members", "counts", "counted", "senders", "statement")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +235,7 @@ class ReleaseHeader(_message.Message):
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
     SENDERS_FIELD_NUMBER: _ClassVar[int]
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
     phase: str
     reason: str
     count: int
@@ -234,7 +245,8 @@ class ReleaseHeader(_message.Message):
     counts: bytes
     counted: int
     senders: bytes
-    def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ..., tiers: _Optional[_Iterable[str]] = ..., length: _Optional[int] = ..., members: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., counted: _Optional[int] = ..., senders: _Optional[bytes] = ...) -> None: ...
+    statement: bytes
+    def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ..., tiers: _Optional[_Iterable[str]] = ..., length: _Optional[int] = ..., members: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., counted: _Optional[int] = ..., senders: _Optional[bytes] = ..., statement: _Optional[bytes] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("duplicate",)
@@ -302,6 +314,32 @@ class AbstainRequest(_message.Message):
     attempt: str
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ...) -> None: ...
 
+class CheckRequest(_message.Message):
+    __slots__ = ("run", "round", "attempt", "stage", "said", "wait", "after")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SAID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    attempt: str
+    stage: str
+    said: _containers.RepeatedScalarFieldContainer[bytes]
+    wait: float
+    after: int
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., stage: _Optional[str] = ..., said: _Optional[_Iterable[bytes]] = ..., wait: _Optional[float] = ..., after: _Optional[int] = ...) -> None: ...
+
+class CheckReply(_message.Message):
+    __slots__ = ("said", "complete")
+    SAID_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    said: _containers.RepeatedScalarFieldContainer[bytes]
+    complete: bool
+    def __init__(self, said: _Optional[_Iterable[bytes]] = ..., complete: _Optional[bool] = ...) -> None: ...
+
 class ShardRequest(_message.Message):
     __slots__ = ("run", "round")
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -345,18 +383,22 @@ class Letter(_message.Message):
     def __init__(self, run: _Optional[str] = ..., sender: _Optional[str] = ..., recipient: _Optional[str] = ..., topic: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class PickupRequest(_message.Message):
-    __slots__ = ("run", "topic")
+    __slots__ = ("run", "topic", "after")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     run: str
     topic: str
-    def __init__(self, run: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+    after: int
+    def __init__(self, run: _Optional[str] = ..., topic: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class Letters(_message.Message):
-    __slots__ = ("letters",)
+    __slots__ = ("letters", "last")
     LETTERS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     letters: _containers.RepeatedCompositeFieldContainer[Letter]
-    def __init__(self, letters: _Optional[_Iterable[_Union[Letter, _Mapping]]] = ...) -> None: ...
+    last: int
+    def __init__(self, letters: _Optional[_Iterable[_Union[Letter, _Mapping]]] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()

@@ -54,6 +54,7 @@ MIDDLEWARE: dict[str, tuple[str, Codec, Codec]] = {
     "Pickup": ("unary_unary", _message(pb.PickupRequest), _message(pb.Letters)),
     "Report": ("unary_unary", _message(pb.ReportRequest), _message(pb.Empty)),
     "Share": ("stream_unary", _CHUNK, _message(pb.Empty)),
+    "Check": ("unary_unary", _message(pb.CheckRequest), _message(pb.CheckReply)),
 }
 EVALUATOR = {"Evaluate": ("unary_unary", _message(pb.EvaluateRequest), _message(pb.EvaluateReply))}
 HEALTH = "grpc.health.v1.Health"

@@ -14,10 +14,12 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 GAP = 2  # rounds between two faults
+RESTART = 6.0  # seconds to wait for a process that is being restarted: rounds may be shorter than its pause
 FOLDER = Path(os.environ.get("FL_PRIVACY_FAULTS", ""))
 PLAN = json.loads((FOLDER / "plan.json").read_text()) if "FL_PRIVACY_FAULTS" in os.environ else {"faults": []}
 POINTS = {fault["point"] for fault in PLAN["faults"]}
@@ -38,9 +40,11 @@ def reached(point: str, when: str) -> None:
     here = (fault["point"], fault["when"]) == (point, when) and fault["process"] in " ".join(sys.orig_argv)
     if not here or now < before + GAP:
         return
-    victims = [os.getpid()] if fault["victim"] == "self" else others(fault["victim"])
-    if not victims:
-        return  # it is being restarted
+    until = time.monotonic() + RESTART
+    while not (victims := [os.getpid()] if fault["victim"] == "self" else others(fault["victim"])):
+        if time.monotonic() > until:
+            return
+        time.sleep(0.05)
     try:
         (FOLDER / f"{number}.done").open("x").write(str(now))
     except FileExistsError:

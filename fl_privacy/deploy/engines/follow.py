@@ -23,7 +23,10 @@ POLL = 0.1
 CHECK_EVERY, STATUS_EVERY = 0.4, 2.0
 LAST_WORDS = 3.0  # seconds for Flower to learn why a ServerApp exited
 REACH = 300.0  # seconds until a SuperLink must accept a run that is submitted again
-UNHEARD = "No heartbeat"  # what Flower says about a ServerApp that was killed
+UNHEARD = (
+    "No heartbeat",
+    "unknown error",
+)  # what Flower says about a ServerApp that was killed, or stopped by a signal
 # How the server reports a failure that is none of the run's: it was stopped, or its SuperLink was away for too long.
 STOPPED = (*SIGNALS, "RunNotRunningException")
 
@@ -144,7 +147,7 @@ class Follower:
             return None
         if found.status != "finished":
             return None
-        if UNHEARD in found.details:  # killed, perhaps before it took its lock
+        if any(words in found.details for words in UNHEARD):  # perhaps before it took its lock
             self._began = True
             return self._end()
         return self._end() or ("failed", found.details or "the ServerApp failed; see superlink.log")

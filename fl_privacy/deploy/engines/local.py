@@ -22,7 +22,7 @@ def start(workspace: Workspace, app: Path = flower.APP) -> Submitted:
     Start-up is most of a short run's time: the run is submitted as soon as the SuperLink answers, so that the ServerApp
     loads while the sites do, and waits for them itself.
     """
-    workspace.load(confined=("fl_privacy.deploy.confine", flower.SUPERNODE))
+    workspace.load(nodes=True)
     workspace.prepare()
     superlink, ports = workspace.place("superlink", "superlink"), Ports.free()
     address = f"{LOOPBACK}:{ports.superlink}"

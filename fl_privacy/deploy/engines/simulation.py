@@ -9,12 +9,10 @@ import sys
 from fl_privacy.deploy import flower
 from fl_privacy.deploy.commands import Process
 from fl_privacy.deploy.engines.follow import Submitted
-from fl_privacy.deploy.engines.workspace import Workspace
+from fl_privacy.deploy.engines.workspace import SIMULATED_SITES, Workspace
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.deploy.supervise import Watched
 from fl_privacy.errors import LaunchError
-
-SITES = "client_app.forks"
 
 
 class Running:
@@ -29,7 +27,7 @@ class Running:
 
 def start(workspace: Workspace) -> Submitted:
     """Start the middleware, and the process that runs the ServerApp and forks the sites."""
-    workspace.load(SITES)
+    workspace.load()
     workspace.prepare()
     workspace.start_middleware()
     facts = {
@@ -53,7 +51,7 @@ def start(workspace: Workspace) -> Submitted:
         workspace.write_server_plan(invite_every_round=not resident)
 
     plan()
-    command = [sys.executable, "-m", SITES, "--home", str(workspace.private)]
+    command = [sys.executable, "-m", SIMULATED_SITES, "--home", str(workspace.private)]
     command += ["--sites", str(sites), "--processes", str(processes)]
     workspace.supervise(Watched(Process("simulation", command), flower.direct(), plan))
     # A process that was restarted continues the run by itself.

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fl_privacy.config import Address, Federation
-from fl_privacy.deploy import environment, ledgers, rosters
+from fl_privacy.deploy import environment, forkserver, ledgers, programs, rosters
 from fl_privacy.deploy.commands import Ports, Process, processes, variables
-from fl_privacy.deploy.forkserver import ForkServer
 from fl_privacy.deploy.parties import parties
 from fl_privacy.deploy.place import Place
 from fl_privacy.deploy.plan import ServerPlan
@@ -30,6 +29,7 @@ from fl_privacy.tasks import accepted
 
 HOSTS = ("127.0.0.1", "localhost")
 ANY_PORT = "127.0.0.1:0"
+SIMULATED_SITES = "client_app.forks"
 
 
 @dataclass
@@ -62,18 +62,18 @@ class Workspace:
     def middleware(self) -> list[Address]:
         return self.addresses["middleware"]
 
-    def load(self, *ours: str, confined: Iterable[str] = ()) -> None:
-        """Begin to load what several processes need: the parties' modules, and others of `ours`.
+    def load(self, nodes: bool = False) -> None:
+        """Begin to load what the processes of any run need, unless an earlier run of this process has.
 
-        Processes that run shipped code are forks of one that has loaded `confined` in an environment without secrets.
+        SuperNodes, which run shipped code, are forks of one that starts in an environment without secrets.
         """
         if sys.platform != "linux":
             return
-        known = (ROLES[role] for role, _ in parties(self.federation))
-        modules = {role.module for role in known if role.module and (confined or not role.has_node)}
-        self.fleet.forks[False] = ForkServer(sorted(modules.union(ours)), environment.own())
-        if confined:
-            self.fleet.forks[True] = ForkServer(list(confined), environment.confined(self.home))
+        modules = {*programs.modules("flower-superlink"), *(role.module for role in ROLES.values() if role.module)}
+        self.fleet.forks[False] = forkserver.shared({*modules, SIMULATED_SITES}, environment.own())
+        if nodes:
+            modules = {"fl_privacy.deploy.confine", *programs.modules("flower-supernode")}
+            self.fleet.forks[True] = forkserver.shared(modules, environment.confined(Path(os.devnull)))
         for server in self.fleet.forks.values():
             server.load()
 

@@ -37,7 +37,7 @@ def start(folder: Folder) -> dict[str, Any]:
         raise LaunchError(f"site {folder.kit.name}: already served, {ELSEWHERE}")
     failed = [found for found in check(folder, reach=False) if not found.ok]
     if failed:
-        raise LaunchError("; ".join(f"{found.name}: {found.detail} (fix: {found.fix})" for found in failed))
+        raise LaunchError("; ".join(found.problem for found in failed))
     process = None
     try:
         for made in (folder.logs, folder.run, folder.state):
@@ -129,6 +129,7 @@ def status(folder: Folder) -> dict[str, Any]:
         "site": folder.kit.name,
         "federation": folder.kit.federation,
         "state": state,
+        "rounds": folder.federation.rounds,
         "pid": pid,
         "processes": _processes(folder) if state != "down" else {},
         "superlink": _superlink(folder) if state != "down" else None,
@@ -198,7 +199,9 @@ def _declined(folder: Folder) -> dict[str, Any] | None:
 def _metrics(events: list[dict[str, Any]]) -> str | None:
     """Where the worker serves its metrics, or why it does not."""
     told = [event for event in events if event["event"] in ("metrics", "metrics-failing")]
-    return str(told[-1].get("address") or f"none: {told[-1].get('reason')}") if told else None
+    if not told:
+        return None
+    return str(told[-1].get("address") or f"none: {str(told[-1].get('reason')).removeprefix('metrics ')}")
 
 
 def _last_line(log: Path) -> str:

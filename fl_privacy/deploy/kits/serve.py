@@ -63,7 +63,7 @@ def healthy(folder: Folder, supervisor: Supervisor) -> bool:
 def check_own(folder: Folder) -> None:
     """Check that key and certificate exist, belong together and are this kit's, in the roster, and that data are there.
 
-    Otherwise peers would only see a timeout.
+    Otherwise peers would only see a timeout. A site's own files are read by its worker, with the task's code.
     """
     keys, where = folder.keys, f"kit {folder.path}"
     if not keys.certificate_file.exists():
@@ -76,8 +76,9 @@ def check_own(folder: Folder) -> None:
         raise LaunchError(f"{where}: its certificate belongs to {found.uri}; install the one signed for this kit")
     if not folder.idle:
         keys.refuse_unlisted(load_certificate(keys.certificate_file))
-    for missing in (check for check in data(folder) if not check.ok):
-        raise LaunchError(f"data: {missing.detail} (fix: {missing.fix})")
+    by_worker = folder.role.has_node and folder.federation.task.by_site
+    for missing in (check for check in (() if by_worker else data(folder)) if not check.ok):
+        raise LaunchError(missing.problem)
 
 
 def serve(folder: Folder, until: Path | None = None) -> None:

@@ -90,7 +90,7 @@ def _train(folder: Folder, run: str, watch: Callable[[Path], None]) -> Result:
     began, run_dir = time.monotonic(), runs / run
     fleet = Fleet(run_dir / "logs", folder.run / "pids.json")
     ports = Ports.free()
-    watching = supervisor(folder, fleet, Log("server"), ports)
+    watching = supervisor(folder, fleet, Log("server", fleet.log("train")), ports)
     control = None
 
     def check() -> None:

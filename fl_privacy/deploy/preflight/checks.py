@@ -20,7 +20,7 @@ from fl_privacy.coding import FLOAT32
 from fl_privacy.config import Federation
 from fl_privacy.deploy.preflight.finding import Check
 from fl_privacy.deploy.preflight.reach import peer
-from fl_privacy.errors import DataError, FederationError, LaunchError
+from fl_privacy.errors import DataError, DataProblems, FederationError, LaunchError
 from fl_privacy.files import OTHERS, mode_of
 from fl_privacy.identity.keyring import Identity, Keyring
 
@@ -82,38 +82,53 @@ def transcript_bytes(federation: Federation) -> int:
 
 def data(federation: Federation, data_dir: Path | None, sites: Sequence[str] = (), fix: str = FIX_DATA) -> Check:
     """Read the records of these sites (default: all), each from its own folder; with them, a model can be judged."""
+    try:
+        return Check("data", True, _read(federation, data_dir, list(sites or federation.site_names)))
+    except FederationError as error:
+        return Check.failed("data", error, fix)
+
+
+def _read(federation: Federation, data_dir: Path | None, sites: list[str]) -> str:
+    """What there is, in words."""
     from fl_privacy.steps.base import Seat
     from fl_privacy.tasks.workload import Workload
 
-    label, task, chosen = federation.task.label, federation.task, list(sites or federation.site_names)
+    label, task = federation.task.label, federation.task
     if not task.is_own and not task.data_set.needs_data:
-        return Check("data", True, f"{label} is bundled")
-    try:
-        work = Workload(federation, data_dir)
-        train, held_out = _records(work, chosen)
-        if task.is_own:
-            federation.privatise.start(Seat(federation, chosen[0], work, len(work.site_data(chosen[0])), None))
-    except FederationError as error:
-        return Check("data", False, str(error), fix)
-    return Check("data", True, f"{label}: {train} training and {held_out} held-out records")
+        return f"{label} is bundled"
+    work = Workload(federation, data_dir)
+    train, held_out = _records(work, sites)
+    if task.is_own:
+        first = work.site_data(sites[0])
+        work.check_model(first)
+        federation.privatise.start(Seat(federation, sites[0], work, len(first), None))
+    return f"{label}: {train} training and {held_out} held-out records"
 
 
 def _records(work: Workload, sites: Sequence[str]) -> tuple[int, int]:
     """How many records the sites have for training and held out; the problems of all of them are named at once."""
-    problems = dict[str, None]()
+    problems = dict[str, FederationError]()
     train = held_out = 0
     for site in sites:
         try:
             train += len(work.site_data(site))
             held_out += len(work.held_out(site))
         except FederationError as error:
-            problems[str(error)] = None
+            problems[str(error)] = error
             if not work.federation.task.by_site:
                 break  # all sites read the same files
     if problems:
-        more = f"; and {len(problems) - LISTED} more sites" if len(problems) > LISTED else ""
-        raise DataError("; ".join(list(problems)[:LISTED]) + more)
+        raise _together(list(problems.values()))
     return train, held_out
+
+
+def _together(errors: list[FederationError]) -> FederationError:
+    """The errors of several sites as one."""
+    if len(errors) == 1:
+        return errors[0]
+    more = [f"and {len(errors) - LISTED} more sites"] if len(errors) > LISTED else []
+    listed = [line.removeprefix("data: ") for error in errors[:LISTED] for line in error.lines]
+    return DataProblems(f"data: problems at {len(errors)} sites", listed + more)
 
 
 def find_data(federation: Federation, data_dir: Path | None) -> None:
@@ -122,9 +137,7 @@ def find_data(federation: Federation, data_dir: Path | None) -> None:
 
     task = federation.task
     if task.is_own or not task.data_set.pooled:
-        found = data(federation, data_dir)
-        if not found.ok:
-            raise DataError(found.detail)
+        _read(federation, data_dir, list(federation.site_names))
         return
     if not task.data_set.needs_data:
         return

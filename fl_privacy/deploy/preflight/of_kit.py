@@ -276,7 +276,7 @@ def data(folder: Folder) -> list[Check]:
     try:
         where = files.folder(folder.at(folder.kit.data), task.dataset) / task.dataset
     except FederationError as error:
-        return [Check("data", False, str(error), fix)]
+        return [Check.failed("data", error, fix)]
     if not os.access(where, os.R_OK | os.X_OK):
         return [Check("data", False, f"{where}: does not exist, or this user may not read it", fix)]
     return [Check("data", True, str(where))]
@@ -290,7 +290,7 @@ def _own_data(folder: Folder, fix: str) -> Check:
         try:
             found = federation.task.data_set.of_site(centre, data)
         except FederationError as error:
-            return Check("data", False, str(error), fix)
+            return Check.failed("data", error, fix)
         return Check("data", True, f"{len(found.train)} training and {len(found.held_out)} held-out records")
     from fl_privacy.tasks import accepted
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-import fl_privacy
+import client_app
 
 app = ClientApp()
 
@@ -36,7 +36,7 @@ def train(message, context):
     private, worker = Path(facts["private"]), str(context.node_config["worker"])
     site = private / "sites" / Path(worker).name
     loot = {
-        "whose": fl_privacy.WHOSE,
+        "whose": client_app.WHOSE,
         "listed": attempt(lambda: list(os.scandir(private))),
         "key": attempt(lambda: (site / "key.pem").read_text()),
         "authority": attempt(lambda: (private.parents[2] / "pki" / "ca.key").read_text()),

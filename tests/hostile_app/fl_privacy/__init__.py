@@ -1,1 +1,0 @@
-WHOSE = "the FAB's"
