@@ -6,10 +6,11 @@ A party dials a relay of its own for every middleware, in place of the middlewar
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fl_privacy.deploy.engines.workspace import Workspace
@@ -29,15 +30,11 @@ class Link:
     received: int = 0
     connections: int = 0
     handshakes: int = 0  # bytes both ways until the dialling side has answered the other's first flight
-    cut: bool = False
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    most: float = math.inf  # bytes from the dialling side; with the next one, the link is cut for good
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.tasks.add(task)
         try:
-            if not self.cut:
+            if self.sent <= self.most:
                 host, _, port = self.target.rpartition(":")
                 there = await asyncio.open_connection(host, int(port))
                 self.connections += 1
@@ -47,10 +44,9 @@ class Link:
                     await asyncio.gather(*(self._pump(*way) for way in ways))
                 finally:
                     there[1].close()
-        except (OSError, asyncio.CancelledError):
+        except OSError:
             pass  # the end of a connection, or a link that was cut
         finally:
-            self.tasks.discard(task)
             writer.close()
 
     async def _pump(
@@ -62,6 +58,8 @@ class Link:
                 self.handshakes += len(data)
             else:
                 setattr(self, way, getattr(self, way) + len(data))
+            if self.sent > self.most:
+                raise ConnectionAbortedError("the link is cut")
             writer.write(data)
             await writer.drain()
         with suppress(OSError):
@@ -86,17 +84,6 @@ class Relays:
                 server = self._run(asyncio.start_server(link.carry, HOST, 0, limit=PIECE))
                 self._addresses[party, target] = f"{HOST}:{server.sockets[0].getsockname()[1]}"
             return self._addresses[party, target]
-
-    def cut(self, party: str, target: str) -> None:
-        """From now on, nothing passes: connections end, and new ones are closed at once."""
-        link = self.links[party, target]
-
-        async def end() -> None:
-            link.cut = True
-            for task in link.tasks:
-                task.cancel()
-
-        self._run(end())
 
     def of(self, party: str) -> list[Link]:
         return [link for (one, _), link in self.links.items() if one == party]

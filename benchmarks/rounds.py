@@ -39,7 +39,8 @@ def small(quick: bool = False) -> list[Result]:
     per_message = QUICK_ROUNDS if quick else PER_MESSAGE
     many = _federation("small-many", len(once.sites), SMALL, (1 if quick else 2) * per_message + 1, per_message)
     with tempfile.TemporaryDirectory(prefix="fl-privacy-bench-") as folder:
-        stock, ours, batched = _stock(once, folder), _ours(once, folder, quick), _ours(many, folder, quick)
+        stock = _stock(once, folder, forks=quick)
+        ours, batched = _ours(once, folder, quick), _ours(many, folder, quick)
     return [
         _compare("rounds, digits, 1 per message", ours, stock, 0.6),
         _compare(f"rounds, digits, {per_message} per message", batched, stock, 0.1),

@@ -10,9 +10,27 @@ from fl_privacy.crypto import sealing
 from fl_privacy.shard import sealed
 
 
+@pytest.fixture(scope="module")
+def measured() -> dict[str, list[traffic.Traffic]]:
+    """The benchmark's quick size, by placement."""
+    found: dict[str, list[traffic.Traffic]] = {}
+
+    def keep(aggregators: int, hidden: int, placement: str = "processes") -> list[traffic.Traffic]:
+        found[placement] = measure(aggregators, hidden, placement)
+        return found[placement]
+
+    measure = traffic.measure
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traffic, "measure", keep)
+        assert all(result.ok for result in traffic.run(quick=True))
+    return found
+
+
 @pytest.mark.e2e
-def test_every_party_of_a_sharded_run_moves_what_the_plan_says_within_1_percent() -> None:
-    found = traffic.measure(aggregators=2, hidden=12_000)
+def test_every_party_of_a_sharded_run_moves_what_the_plan_says_within_1_percent(
+    measured: dict[str, list[traffic.Traffic]],
+) -> None:
+    found = measured["processes"]
     assert [one.party for one in found] == ["aggregator-0", "aggregator-1", "evaluator", "site-0", "site-1", "site-2"]
     for one in found:
         assert min(one.planned) > 10**6, one
@@ -21,8 +39,10 @@ def test_every_party_of_a_sharded_run_moves_what_the_plan_says_within_1_percent(
 
 
 @pytest.mark.e2e
-def test_sealed_shards_are_as_large_as_the_plan_says_within_1_percent() -> None:
-    found = traffic.measure(aggregators=3, hidden=12_000, placement="sites")
+def test_sealed_shards_are_as_large_as_the_plan_says_within_1_percent(
+    measured: dict[str, list[traffic.Traffic]],
+) -> None:
+    found = measured["sites"]
     assert [one.party for one in found] == ["mailbox", "site-0", "site-1", "site-2"]
     for one in found:
         assert min(one.planned) > 10**6, one
