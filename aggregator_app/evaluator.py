@@ -19,8 +19,7 @@ from fl_privacy.identity.keyring import Keyring, peer
 from fl_privacy.models.initial import initial
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF
-from fl_privacy.routes.base import only, peers
-from fl_privacy.routes.shards import ShardsRoute
+from fl_privacy.routes.base import peers
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
@@ -44,8 +43,8 @@ class Evaluator:
         data_dir: Path | None,
         recorder: RunRecorder | None = None,
     ) -> None:
-        route = only(federation.route, ShardsRoute, "evaluator")
-        self._partial, self._cuts = route.settling.tolerant, route.joins_every_round
+        route = federation.route
+        self._partial, self._cuts = route.tolerant, route.joins_every_round
         found = peers(federation, aggregators)
         self._federation, self._recorder = federation, recorder
         work = Workload(federation, data_dir)

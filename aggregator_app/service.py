@@ -22,8 +22,6 @@ from fl_privacy.round.rows import Rows
 from fl_privacy.round.service import Middleware, Parts, first
 from fl_privacy.round.shard_store import DECODER, SHARD, START, Kept, ShardStore, stepped
 from fl_privacy.round.terms import joined
-from fl_privacy.routes.base import only
-from fl_privacy.routes.shards import ShardsRoute
 from fl_privacy.transcript.events import Event, Farewell, filed, rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import federation_pb2 as pb
@@ -39,8 +37,7 @@ class Aggregator(Middleware):
         self, federation: Federation, keys: Keyring, state: Path, log: Log, recorder: RunRecorder | None = None
     ) -> None:
         super().__init__(federation, keys, state, log, recorder)
-        route = only(federation.route, ShardsRoute, "aggregators")
-        self._partial, self._cuts = route.settling.tolerant, route.joins_every_round
+        self._partial, self._cuts = federation.route.tolerant, federation.route.joins_every_round
         self._store = ShardStore(state / "shards")
 
     async def prepare(self, state: RunState, header: pb.RoundHeader, parts: Parts) -> Array:

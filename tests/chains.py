@@ -1,4 +1,4 @@
-"""Real mix processes over mutual TLS, with the real ends of sites and server, and no Flower."""
+"""Real middleware processes over mutual TLS, mixes above all, with the real ends of sites and server, and no Flower."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
 from fl_privacy.ops.metrics import OFF
+from fl_privacy.rns.coding import Modular
 from fl_privacy.round.sent import Sent
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat, SiteSeat, Ticket
 from helpers import NONCE, Deployment, Keys, deploy
@@ -70,11 +71,14 @@ class Chain:
 
     def __post_init__(self) -> None:
         self.addresses = [mix.address for mix in self.mixes]
+        self.asking = Asking(self.federation, Work.layout, self.keys.of("server", "server"), "run", NONCE, self.folder)
+        self.connect_server()
+
+    def connect_server(self) -> None:
         server = self.keys.of("server", "server")
         self.end = self.federation.route.server(
             ServerSeat(self.federation, Work.layout, server, self.addresses, Threads(self))
         )
-        self.asking = Asking(self.federation, Work.layout, server, "run", NONCE, self.folder)
 
     def ask(self, round: int, number: int, model: Array) -> Ask:
         digest = self.end.digest("run", round - 1, model)
@@ -109,14 +113,18 @@ class Chain:
             for at, model in end.rounds(ticket, None):
                 end.admit(at, model)
                 try:
-                    coding: Any = self.federation.coding
-                    payload, _ = coding.encode(self.updates[name], coding.bound_at(model))
-                    end.deliver(at, payload)
+                    end.deliver(at, self._encoded(name, model))
                 except Exception as error:
                     self.errors[name] = error
                     end.abstain(at)
         except Exception as error:
             self.errors[name] = error
+
+    def _encoded(self, name: str, model: Array) -> Payload:
+        coding = self.federation.coding
+        if not isinstance(coding, Modular):
+            return self.updates[name]
+        return coding.encode(self.updates[name], coding.bound_at(model))[0]
 
     def expected(self) -> Array:
         """The mean of the updates as they are encoded."""
@@ -133,10 +141,9 @@ def chain(folder: Path, made: Federation, cheats: Mapping[int, str] | None = Non
     for site in made.site_names:
         keys.of("site", site)
     keys.of("server", "server")
-    count = len(made.route.middleware())
-    for index in range(count):
-        keys.of("mix", f"mix-{index}")
-    mixes = [started(folder, keys, made, index, cheats or {}) for index in range(count)]
+    for role, name in made.route.parties():
+        keys.of(role, name)
+    mixes = [started(folder, keys, made, index, cheats or {}) for index in range(len(made.route.middleware()))]
     updates = {site: rng.uniform(-0.1, 0.1, PARAMETERS).astype(np.float32) for site in made.site_names}
     try:
         yield Chain(made, keys, folder, mixes, updates)
@@ -149,4 +156,5 @@ def chain(folder: Path, made: Federation, cheats: Mapping[int, str] | None = Non
 def started(folder: Path, keys: Keys, made: Federation, index: int, cheats: Mapping[int, str]) -> Deployment:
     options: Sequence[str] = ("--cheat", cheats[index]) if index in cheats else ()
     script = CHEATING if index in cheats else None
-    return deploy(folder / f"mix-{index}", keys, made, "mix", index, options, script)
+    role = made.route.parties()[index][0]
+    return deploy(folder / f"{role}-{index}", keys, made, role, index, options, script)

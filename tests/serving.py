@@ -52,6 +52,20 @@ class Counting:
         self.refusals.append(str(error))
 
 
+class Noted:
+    """A middleware as the server calls it; says what was called."""
+
+    def __init__(self, stub: Any, calls: list[str]) -> None:
+        self._stub, self._calls = stub, calls
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            self._calls.append(name)
+            return getattr(self._stub, name)(*given, **named)
+
+        return call
+
+
 class Server:
     """A real server with its own thread and event loop."""
 

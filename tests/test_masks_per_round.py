@@ -51,6 +51,15 @@ def test_over_the_rounds_an_aggregator_sees_coordinates_like_independent_draws()
     assert seen.mean() == pytest.approx(1 - (1 - 1 / count) ** rounds, abs=0.01)
 
 
+@pytest.mark.parametrize("masks", CUTS)
+def test_every_coordinate_reaches_one_aggregator_and_other_parties_get_no_part(masks: str) -> None:
+    parts = Federation.parse(f"sites: 3\nroute: {{kind: shards, masks: {masks}}}").route.parts(Federation(sites=3), 500)
+    for round in (1, 2):
+        mine = [parts.at(round).coordinates(f"aggregator-{k}") for k in range(3)]
+        assert sorted(np.concatenate([one for one in mine if one is not None])) == list(range(500))
+        assert parts.at(round).coordinates("evaluator") is None
+
+
 def test_masks_of_the_run_do_not_change() -> None:
     cut = Cut(1000, 3, 5)
     assert np.array_equal(cut.at(1).owners, cut.at(2).owners)

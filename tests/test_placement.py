@@ -30,6 +30,7 @@ from fl_privacy.steps.base import At
 from fl_privacy.wire import client, federation_pb2 as pb
 from helpers import CALL, Deployment, Keys, deploy, eventually, kill, status
 from residents import D, House, averaged, federation, initial, update_of
+from serving import Noted
 
 ALL = ("site-0", "site-1", "site-2", "site-3")
 
@@ -55,7 +56,11 @@ def house(mailbox: Deployment, folder: Path, run: str, **kinds: type[Resident]) 
 def test_the_model_is_that_of_one_average_bit_for_bit_and_counts_add_up(mailbox: Deployment, tmp_path: Path) -> None:
     here, length = house(mailbox, tmp_path, "whole"), form_of(mailbox.federation).length
     here.enter()
+    calls = list[str]()
+    here.server._round._stubs = [Noted(stub, calls) for stub in here.server._round._stubs]
     outcomes = [here.play(round, counts=length) for round in (1, 2, 3)]
+    each = here.federation.route.exchanges
+    assert tuple(calls) == (3 * each)[1:]  # the server makes the first model's shards itself
     last = here.play(4, counts=length, farewell=3)
     here.leave()
     expected = initial()

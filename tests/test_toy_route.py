@@ -45,8 +45,8 @@ class PledgeRoute(Route):
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         n, d, coding = federation.cohort, parameters, federation.coding
         return [
-            cost(coding, "server", 1, 3 * n, models=(0, n * d), updates=(n * d, 0)),
-            cost(coding, "site", n, 3, models=(d, 0), updates=(0, d)),
+            cost(coding, "server", 1, len(self.exchanges) * n, models=(0, n * d), updates=(n * d, 0)),
+            cost(coding, "site", n, len(self.exchanges), models=(d, 0), updates=(0, d)),
         ]
 
     def site(self, seat: SiteSeat) -> PledgingSite:
@@ -199,6 +199,7 @@ class TestRoute:
         plan(tmp_path / "toy.yaml", as_json=True)
         found = json.loads(capsys.readouterr().out)
         costs = {party["party"]: party for party in found["per_round"]}
+        assert found["exchanges"] == ["pledge", "submit", "collect"]
         assert costs["site"]["messages"] == 3
         assert costs["server"]["bytes_in"] == 5 * 4 * found["parameters"]
 

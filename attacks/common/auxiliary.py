@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attacks.common.attack import Unsuitable
 from fl_privacy import vector
-from fl_privacy.config import Federation, Ldp
+from fl_privacy.config import Federation
 from fl_privacy.dp import ldp
 from fl_privacy.tasks.attacker import Auxiliary, facts_of
 from fl_privacy.tasks.canaries import chosen
@@ -37,7 +37,7 @@ def canaries(federation: Federation, data_dir: Path | None) -> dict[str, Dataset
 
 def clip_of(federation: Federation) -> float | None:
     """The norm to which every site clips its update, as the config says."""
-    return federation.privatise.clip if isinstance(federation.privatise, Ldp) else None
+    return federation.privatise.norm
 
 
 class Trainer:

@@ -114,10 +114,10 @@ def known_models(views: Mapping[str, View], federation: Federation) -> dict[int,
 
 def coordinates(federation: Federation, observer: str, size: int, round: int) -> Mask:
     """Those that this party receives in a round: its shard, or all."""
-    cut = getattr(federation.route, "cut", None)
-    if cut is None:
-        return np.ones(size, np.bool_)
-    return np.asarray(cut(federation, size).at(round).owners == int(observer.rpartition("-")[2]))
+    mine = federation.route.parts(federation, size).at(round).coordinates(observer)
+    found = np.zeros(size, np.bool_)
+    found[slice(None) if mine is None else mine] = True
+    return found
 
 
 def sight_of(round: int, row: int, model: Vector, known: Known, mine: Mask, federation: Federation) -> Sight:

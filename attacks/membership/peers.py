@@ -14,20 +14,17 @@ from attacks.membership.seen import Ints, Part, Seen, Vector
 from fl_privacy.config import Federation
 from fl_privacy.errors import TranscriptError
 from fl_privacy.roles import PEER
-from fl_privacy.routes.peers import PeersRoute
 from fl_privacy.transcript.events import Row
 from fl_privacy.transcript.read import View
 
 
 def observe(views: Mapping[str, View], federation: Federation, models: Models, parameters: int) -> Iterator[Seen]:
     """Every round as these parties saw it; where sites are among them, as the sites did."""
-    peers = [view for name, view in views.items() if name.startswith(PEER)]
+    route, sites = federation.route, federation.route.observers(federation)
+    peers = [view for name, view in views.items() if name in sites]
     if not peers:
         yield from seen.observe(views, federation, models, parameters)
         return
-    route = federation.route
-    if not isinstance(route, PeersRoute):
-        raise TranscriptError(f"{peers[0].folder}: route {route.kind} has no views of sites; record the run again")
     own = peers[0].observer.removeprefix(PEER) if len(peers) == 1 else ""
     others, empty = [name for name in federation.site_names if name != own], True
     for round in sorted({number for view in peers for number in view.rounds}):

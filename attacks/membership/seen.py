@@ -14,9 +14,6 @@ from attacks.common.observed import budget
 from fl_privacy.coding import Known
 from fl_privacy.config import Federation
 from fl_privacy.errors import TranscriptError
-from fl_privacy.routes.base import only
-from fl_privacy.routes.cut import Cut
-from fl_privacy.routes.shards import ShardsRoute
 from fl_privacy.transcript.events import Invited, Row
 from fl_privacy.transcript.read import View
 
@@ -68,17 +65,13 @@ class Observer:
 
     def __init__(self, view: View, federation: Federation, models: Models, parameters: int) -> None:
         self._view, self._federation, self._models = view, federation, models
-        self._cut: Cut | None = None
-        if view.observer.startswith("aggregator-"):
-            self._cut = only(federation.route, ShardsRoute, "aggregators").cut(federation, parameters)
+        self._parts = federation.route.parts(federation, parameters)
         self._where = self._coordinates(1)
         self._decoder = federation.coding.decoder(parameters if self._where is None else len(self._where))
 
     def _coordinates(self, round: int) -> NDArray[np.int64] | None:
-        """Those that an aggregator gets in a round; None for all."""
-        if self._cut is None:
-            return None
-        return np.flatnonzero(self._cut.at(round).owners == int(self._view.observer.rpartition("-")[2]))
+        """Those that reach this party in a round; None for all."""
+        return self._parts.at(round).coordinates(self._view.observer)
 
     def parts(self, round: int) -> dict[str, Part]:
         """By site: its own row, if the party knows whose it is, else the mean of the rows that it may be in."""

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from attacks.source.reader import Reader
 from attacks.source.rebuild import CLEAN, Found, Predicted
-from attacks.source.seen import Sight, Sums
+from attacks.source.seen import Sight
 from fl_privacy.rns.coding import Modular
 from fl_privacy.rns.moduli import Moduli
 from fl_privacy.rns.posterior import posterior
-from fl_privacy.rns.residues import decode
+from fl_privacy.rns.residues import Residues, decode
 from fl_privacy.tasks.data import Dataset
 
 Array = NDArray[np.float64]
@@ -39,12 +39,12 @@ def rebuilt(reader: Reader, sight: Sight, targets: Dataset, coding: Modular, pre
         yield name, CLEAN, np.stack(losses, axis=1)
 
 
-def is_reduced(sums: Sums, moduli: Moduli) -> list[bool]:
+def is_reduced(sums: Residues, moduli: Moduli) -> list[bool]:
     """Which rows could be sums modulo their modulus: a single larger number says that a row is not."""
     return [bool(row.max(initial=0) < modulus) for row, modulus in zip(sums, moduli, strict=True)]
 
 
-def estimated(sums: Sums, predicted: Array, moduli: Moduli, largest: int, reduced: list[bool]) -> Array:
+def estimated(sums: Residues, predicted: Array, moduli: Moduli, largest: int, reduced: list[bool]) -> Array:
     """The posterior mean of each site's integers: (sites, columns).
 
     A prediction is off by about as much as the mean of all predictions is off the mean that the sum tells, so that it

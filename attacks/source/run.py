@@ -99,7 +99,7 @@ def examine(views: Mapping[str, View], knowledge: Knowledge, seed: int) -> Findi
 def inspect(sights: Iterable[Sight], reader: Reader, knowledge: Knowledge, seed: int) -> Findings:
     """The attack on these rounds."""
     targets, sites = knowledge.targets, knowledge.federation.site_names
-    level = getattr(knowledge.federation.route, "level", "model")
+    level = knowledge.federation.route.mixed_by
     sets, book = shadow_sets(knowledge, seed), Book(sites, seed)
     rounds, present, means = list[int](), list[NDArray[np.bool_]](), list[NDArray[np.float32]]()
     notes, simulated = dict[str, None](), set[str]()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +13,12 @@ from attacks.common.observed import budget
 from attacks.membership import seen
 from attacks.membership.run import completed
 from fl_privacy.config import Federation
-from fl_privacy.mix import shares
-from fl_privacy.rns.coding import CARRY_SAFE, Modular
-from fl_privacy.rns.residues import unpack
-from fl_privacy.routes.base import only
-from fl_privacy.routes.mixes import MixesRoute
+from fl_privacy.rns.residues import Residues
 from fl_privacy.transcript.read import View
 
 Vector = NDArray[np.float32]
 Matrix = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Sums = NDArray[np.unsignedinteger[Any]]  # a row per modulus
-SUM = "sum-"  # and the name of a mix
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ class Sight:
     named: Mapping[str, Vector] | None = None  # of all sites
     rows: Matrix | None = None
     buckets: Sequence[Bucket] = ()
-    sums: Sums | None = None  # of residues, where updates are encoded
+    sums: Residues | None = None  # of residues, where updates are encoded
 
 
 def observe(views: Mapping[str, View], federation: Federation, models: Models, parameters: int) -> Iterator[Sight]:
@@ -95,20 +88,12 @@ def buckets(federation: Federation, sites: Sequence[str], tiers: Sequence[str]) 
     return [Bucket(np.flatnonzero(labels == label), tuple(names)) for label, names in found.items() if names]
 
 
-def summed(views: Mapping[str, View], federation: Federation, round: int, parameters: int) -> Sums | None:
-    """What the server received from the mixes of a round, added up; None where it got no residues."""
-    coding, view = federation.coding, views.get("server")
-    if not isinstance(coding, Modular) or view is None or round not in view.rounds:
+def summed(views: Mapping[str, View], federation: Federation, round: int, parameters: int) -> Residues | None:
+    """The sum of the residues that the server received in a round; None where it got no residues."""
+    view = views.get("server")
+    if view is None or round not in view.rounds:
         return None
-    parts = [array for name, array in view.round(round).arrays.items() if name.startswith(SUM)]
-    columns = only(federation.route, MixesRoute, "mixes").columns(federation, parameters)
-    if not parts:
-        return None
-    if coding.form == CARRY_SAFE:
-        found = shares.added([unpack(part, coding.moduli, columns) for part in parts], coding.moduli)
-    else:
-        found = np.ascontiguousarray(parts[0]).view("<u8").reshape(len(coding.moduli), columns)
-    return found[:, :parameters]
+    return federation.route.summed(federation, parameters, view.round(round).arrays)
 
 
 def _rows(

@@ -120,6 +120,7 @@ def plan(
     if as_json:
         found = {"parameters": parameters, "rounds": federation.rounds, "recombination_log10": space, **ahead.to_json()}
         found |= {"per_round": [vars(c) for c in costs], "once": [vars(c) for c in once]}
+        found["exchanges"] = federation.route.exchanges
         found["trust"] = [one.model_dump() for one in federation.route.trust(federation)]
         print(json.dumps({**found, "budgets": [vars(b) for b in budgets]}))
         return
@@ -131,6 +132,8 @@ def plan(
         sizes = f"{c.parameters_in:,}", f"{c.parameters_out:,}", f"{c.bytes_in / 1e6:,.3f}", f"{c.bytes_out / 1e6:,.3f}"
         table.add_row(c.party, str(c.count), f"{c.messages:g}", *sizes)
     out.print(table)
+    whom = ", ".join(federation.route.middleware()) or "every site"
+    say(f"exchanges of the server per round, with {whom}: {', '.join(federation.route.exchanges)}")
     _say_once(once)
     for line in ahead.lines():
         say(line)

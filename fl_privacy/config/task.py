@@ -34,6 +34,11 @@ class Partition(Model):
         """How a benchmark is dealt out."""
         return "iid" if self.kind == "auto" else self.kind
 
+    @property
+    def skew(self) -> float | None:
+        """The Dirichlet concentration of the classes at a site; None if they are not skewed on purpose."""
+        return self.alpha if self.kind == "dirichlet" else None
+
 
 class Training(Model):
     """Local training in one round."""

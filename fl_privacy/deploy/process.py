@@ -15,6 +15,7 @@ from fl_privacy.errors import FederationError
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import operations, serve as serve_metrics
+from fl_privacy.routes.base import check_party
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.wire import rpc
 from fl_privacy.wire.buffers import keep_buffers
@@ -51,6 +52,7 @@ def run(service: str, make: Callable[[Federation], Any], options: argparse.Names
     try:
         log.keep(options.events)
         federation = Federation.load(options.config)
+        check_party(federation.route, log.role)
         servicer = make(federation)
         servicer.log = log
         servicer.metrics, address = serve_metrics(log.role.partition("-")[0], log.role, options.metrics, log)

@@ -114,8 +114,9 @@ class Collector:
 
     def confirm(self, ask: Ask) -> None:
         """What was released is on our disk. If a middleware does not hear of it, it forgets the round in time."""
-        with suppress(grpc.RpcError):
-            self.settle(ask, [Decision()] * len(self.asked))
+        for stub in self.asked:
+            with suppress(grpc.RpcError):
+                stub.settle(pb.SettleRequest(**ask.where), timeout=CALL)
 
     def finish(self, run: str) -> list[bytes]:
         replies = [stub.finish(pb.FinishRequest(run=run), timeout=CALL) for stub in self._stubs]

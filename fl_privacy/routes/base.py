@@ -20,6 +20,7 @@ from fl_privacy.errors import ConfigError
 from fl_privacy.identity.keyring import Identity
 from fl_privacy.reading import DIGEST, NAME
 from fl_privacy.round.terms import Terms
+from fl_privacy.routes.parts import Parts, Whole
 from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At
 from fl_privacy.theory.cost import Cost
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fl_privacy.config import Federation
     from fl_privacy.identity.keyring import Keyring
     from fl_privacy.ops.metrics import Metrics
+    from fl_privacy.rns.residues import Residues
     from fl_privacy.round.sent import Sent
     from fl_privacy.transcript.events import Event
 
@@ -208,35 +210,6 @@ class SiteEnd(Protocol):
         """What the site sends back through Flower with the receipt."""
 
 
-class Parts(Protocol):
-    """How an update is split over its receivers, and how a model is joined from its parts."""
-
-    def at(self, round: int) -> Parts:
-        """As it is done in a round; the model after one is joined as in the next."""
-
-    def split(self, payload: Payload) -> list[Payload]: ...
-
-    def join(self, models: list[Vector]) -> Vector: ...
-
-    def digest(self, digests: list[bytes]) -> bytes: ...
-
-
-class Whole:
-    """One receiver gets the whole update and sends the whole model."""
-
-    def at(self, round: int) -> Whole:
-        return self
-
-    def split(self, payload: Payload) -> list[Payload]:
-        return [payload]
-
-    def join(self, models: list[Vector]) -> Vector:
-        return models[0]
-
-    def digest(self, digests: list[bytes]) -> bytes:
-        return digests[0]
-
-
 class ServerEnd(Protocol):
     """What the server does on a route."""
 
@@ -274,13 +247,20 @@ class Trust(Model):
 class Route(Choice, ABC):
     """A choice for `route`."""
 
-    exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect")  # of every round, in order
     shows: ClassVar[str] = "rows"  # what the combining party gets from a round: rows, or a sum
     long_tickets: ClassVar[bool] = True  # one ticket may cover many rounds
     server_holds_model: ClassVar[bool] = True  # the server gives the federation its initial model, if nobody else does
     remembers: ClassVar[bool] = False  # its receivers keep what decoding needs of earlier rounds (`Coding.decoder`)
     carries_counts: ClassVar[bool] = False  # it adds up counts of evaluation, and has a farewell after the last round
     simulated: ClassVar[bool] = False  # it exists on the simulation engine only, to be compared with
+    sends_models: ClassVar[bool] = False  # sites send each other models, not updates
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """What the server exchanges in a round, in order: calls to each process of the middleware, or, without any,
+        messages with each site. `plan` and the cost count them.
+        """
+        return ("ticket", "receipt")
 
     @property
     def floor(self) -> int:
@@ -291,6 +271,16 @@ class Route(Choice, ABC):
     def needs_all_sites(self) -> bool:
         """Whether all sites must run at the same time, for the others in a round."""
         return False
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether a round may be settled while some of the middleware is missing."""
+        return False
+
+    @property
+    def mixed_by(self) -> str:
+        """What moves on its own in what is released: whole models, their layers or parameters."""
+        return "model"
 
     @property
     def joins_every_round(self) -> bool:
@@ -326,6 +316,10 @@ class Route(Choice, ABC):
         """Which updates are released as one set: a floor holds for each set. Unless a route divides them, all are."""
         return [tuple(range(len(tiers)))]
 
+    def summed(self, federation: Federation, parameters: int, recorded: Mapping[str, Payload]) -> Residues | None:
+        """The sum of all updates' residues, from what the server recorded of a round; None where it gets none."""
+        return None
+
     def recombinations(self, parameters: int) -> float | None:
         """log10 of the ways to reassemble one update from what is released; None unless values are mixed."""
         return None
@@ -355,6 +349,13 @@ def check_engine(route: Route, engine: str) -> None:
     """Refuse to deploy a route that exists in simulation only."""
     if route.simulated and engine != SIMULATION:
         raise ConfigError(f"route.kind: {route.kind} exists in simulation only; use --engine simulation, not {engine}")
+
+
+def check_party(route: Route, name: str) -> None:
+    """Refuse to be a process that this route does not have."""
+    has = [party for _, party in route.parties()]
+    if name not in has:
+        raise ConfigError(f"route.kind: {route.kind} has no {name}; its processes are {', '.join(has) or 'none'}")
 
 
 R = TypeVar("R", bound=Route)

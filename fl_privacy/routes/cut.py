@@ -8,6 +8,7 @@ import numpy as np
 
 from fl_privacy.coding import FLOAT32, Coding, Payload
 from fl_privacy.round.terms import joined
+from fl_privacy.routes.parts import Ints
 from fl_privacy.shard import masks
 from fl_privacy.vector import Vector
 
@@ -27,9 +28,10 @@ class Cut:
         coding: Coding = FLOAT32,
         shares: Sequence[float] = (),
         per_round: bool = False,
+        receivers: Sequence[str] = (),
     ) -> None:
         self.aggregators, self._parameters, self._seed, self._coding = aggregators, parameters, seed, coding
-        self._shares, self._per_round = shares, per_round
+        self._shares, self._per_round, self._receivers = shares, per_round, tuple(receivers)
         self._masks: tuple[int, masks.Owners] | None = None  # and the round that they are of
         self._round = 0
         # Kept and reused: new vectors would be faulted in page by page every round.
@@ -48,6 +50,12 @@ class Cut:
             seed = b"%d round %d" % (self._seed, self._round) if self._per_round else self._seed
             self._masks = self._round, masks.owners(self._parameters, self.aggregators, seed, self._shares)
         return self._masks[1]
+
+    def coordinates(self, party: str) -> Ints | None:
+        """An aggregator's; no other party receives a part of an update, so what it knows of any is of the whole."""
+        if party not in self._receivers:
+            return None
+        return np.flatnonzero(self.owners == self._receivers.index(party))
 
     def sizes(self) -> list[int]:
         """Numbers in each shard of an update as it travels."""

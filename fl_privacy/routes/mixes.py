@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from fl_privacy.coding import Coding
+from fl_privacy.coding import Coding, Payload
 from fl_privacy.mix import check
 from fl_privacy.rns.coding import CARRY_SAFE, Modular
-from fl_privacy.rns.residues import words
+from fl_privacy.rns.residues import Residues, words
 from fl_privacy.routes.base import Route, ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, tickets
+from fl_privacy.routes.recorded import summed
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.wire.stream import MAX_MESSAGE
 
@@ -49,9 +50,13 @@ class MixesRoute(Route):
     mixes_needed: int = Field(0, ge=0, description="a retry may use as few mixes; default (0): all of them")
     n_min: int = Field(3, ge=2, description="fewest organisations whose updates may be added up and released together")
 
-    exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect", "settle", "collect")
     shows: ClassVar[str] = "sum"
     carries_counts: ClassVar[bool] = True
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """Settled, collected and confirmed: the sums come after the settlement, and are checked before they count."""
+        return ("open", "collect", "settle", "collect", *(["check"] if self.checked else []), "settle")
 
     @property
     def floor(self) -> int:
@@ -158,17 +163,21 @@ class MixesRoute(Route):
             for chosen in combinations(range(self.mixes), self.needed)
         ]
 
+    def summed(self, federation: Federation, parameters: int, recorded: Mapping[str, Payload]) -> Residues | None:
+        found = summed(self.coding(federation), self.columns(federation, parameters), recorded)
+        return None if found is None else found[:, :parameters]
+
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         """The mixes take turns at getting data: theirs is the mean over rounds."""
         n, d, k, coding = federation.cohort, parameters, self.mixes, federation.coding
         ticket, c = tickets(federation), federation.bytes_of_counts
         share, papers = 4 * self.share_length(federation, d), PAPERS * self.checked
         seeds = SEED_BYTES * (k - 1)
-        calls = 3 * self.checked
-        server = cost(coding, "server", 1, 4 * k + calls + ticket * n, models=(0, d), updates=(0, 0), counts=(k * c, 0))
-        mix = cost(
-            coding, "mix", k, 2 * n + 4 + calls * n / k, models=(d // k, n * d // k), updates=(0, 0), counts=(n * c, c)
-        )
+        calls, asks = 3 * self.checked, len(self.exchanges) * k
+        asks += 2 * self.checked  # for nonces and answers, at the first mix
+        server = cost(coding, "server", 1, asks + ticket * n, models=(0, d), updates=(0, 0), counts=(k * c, 0))
+        handled = 2 * n + (asks + calls * n) / k
+        mix = cost(coding, "mix", k, handled, models=(d // k, n * d // k), updates=(0, 0), counts=(n * c, c))
         site = cost(coding, "site", n, 2 * k + calls + ticket, models=(d, 0), updates=(0, 0), counts=(0, k * c))
         up, total = share + seeds + k * papers, k * share + n * papers * k
         return [

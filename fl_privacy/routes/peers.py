@@ -55,7 +55,7 @@ class PeersRoute(Route):
     long_tickets: ClassVar[bool] = False  # the model comes with the ticket
     simulated: ClassVar[bool] = True
     shows_senders: ClassVar[bool] = True  # a site knows from whom a message comes
-    sends_models: ClassVar[bool] = True  # or updates
+    sends_models: ClassVar[bool] = True
     learns: ClassVar[str]  # what one site learns of others
 
     @abstractmethod

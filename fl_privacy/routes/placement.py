@@ -31,6 +31,7 @@ class Placement(Protocol):
     """What of a sharded route depends on where its aggregators run."""
 
     needs_all_sites: bool
+    exchanges: tuple[str, ...]
 
     def parties(self, route: ShardsRoute) -> list[tuple[str, str]]: ...
 
@@ -53,6 +54,7 @@ class AtSites:
     """The first sites of the federation aggregate one shard each."""
 
     needs_all_sites = True
+    exchanges: tuple[str, ...] = ("shard", "open", "collect")
 
     def parties(self, route: ShardsRoute) -> list[tuple[str, str]]:
         return [(MAILBOX, MAILBOX)]
@@ -94,12 +96,12 @@ class AtSites:
         a, k, n, d, coding = route.aggregators, len(federation.sites), federation.cohort, parameters, federation.coding
         shard, ticket, c = max(masks.sizes(d, a, route.shares)), tickets(federation), federation.bytes_of_counts
         through, counts = (n * d, n * d), (n * a * c + a * c, n * a * c + c)
-        (seal,) = sizes([0], 0)
+        (seal,), calls = sizes([0], 0), len(self.exchanges)
         carried = cost(
             coding,
             MAILBOX,
             1,
-            4 * k + 4 * a + 3,
+            4 * k + 4 * a + calls,
             models=(d, n * d),
             updates=through,
             counts=counts,
@@ -117,8 +119,7 @@ class AtSites:
             seals=(n * seal + a * TAG, a * seal + TAG),
         )
         return [
-            # open, collect, shards
-            cost(coding, "server", 1, 3 + ticket * n, models=(0, 0), updates=(0, 0), counts=(c, 0)),
+            cost(coding, "server", 1, calls + ticket * n, models=(0, 0), updates=(0, 0), counts=(c, 0)),
             replace(carried, observed=0),  # it can read none of them
             aggregates,
         ]
@@ -126,11 +127,11 @@ class AtSites:
     def once(self, route: ShardsRoute, federation: Federation, parameters: int) -> list[Cost]:
         """Sites make the first model from the seed, so round 1 carries none; the counts of the final one come last."""
         a, k, n, d, coding = route.aggregators, len(federation.sites), federation.cohort, parameters, federation.coding
-        last, c = farewells(federation), federation.bytes_of_counts
+        last, c, calls = farewells(federation), federation.bytes_of_counts, len(self.exchanges)
         carried, counts = (0, (last * k - n) * d), (k * a * c + a * c, k * a * c + c)
         return [
-            cost(coding, "server", 1, 2 * last, models=(0, 0), updates=(0, 0), counts=(c, 0)),
-            cost(coding, MAILBOX, 1, last * (4 * k + 4 * a + 2), models=carried, updates=(0, 0), counts=counts),
+            cost(coding, "server", 1, last * calls, models=(0, 0), updates=(0, 0), counts=(c, 0)),
+            cost(coding, MAILBOX, 1, last * (4 * k + 4 * a + calls), models=carried, updates=(0, 0), counts=counts),
             cost(coding, "site", k, 8 * last, models=((last - 1) * d, 0), updates=(0, 0), counts=(k * c, a * c + c)),
         ]
 

@@ -35,16 +35,17 @@ class ThroughFlower(Route):
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         n, d, c, coding = federation.cohort, parameters, federation.bytes_of_counts, federation.coding
+        each = len(self.exchanges)
         return [
-            cost(coding, "server", 1, 2 * n, models=(0, n * d), updates=(n * d, 0), counts=(n * c, 0)),
-            cost(coding, "site", n, 2, models=(d, 0), updates=(0, d), counts=(0, c)),
+            cost(coding, "server", 1, each * n, models=(0, n * d), updates=(n * d, 0), counts=(n * c, 0)),
+            cost(coding, "site", n, each, models=(d, 0), updates=(0, d), counts=(0, c)),
         ]
 
     def once(self, federation: Federation, parameters: int) -> list[Cost]:
-        n, d, coding = len(federation.sites), parameters, federation.coding
+        n, d, coding, each = len(federation.sites), parameters, federation.coding, len(self.exchanges)
         return [
-            cost(coding, "server", 1, 2 * n, models=(0, n * d), updates=(0, 0)),
-            cost(coding, "site", n, 2, models=(d, 0), updates=(0, 0)),
+            cost(coding, "server", 1, each * n, models=(0, n * d), updates=(0, 0)),
+            cost(coding, "site", n, each, models=(d, 0), updates=(0, 0)),
         ]
 
     def site(self, seat: SiteSeat) -> AtSite:

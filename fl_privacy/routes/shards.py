@@ -72,9 +72,12 @@ class ShardsRoute(Route):
     )
 
     server_holds_model: ClassVar[bool] = False
-    exchanges: ClassVar[tuple[str, ...]] = ("submit", "collect", "settle")
     remembers: ClassVar[bool] = True
     carries_counts: ClassVar[bool] = True
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        return self._placed.exchanges
 
     @property
     def settling(self) -> Settlement:
@@ -87,6 +90,10 @@ class ShardsRoute(Route):
     @property
     def needs_all_sites(self) -> bool:
         return self._placed.needs_all_sites
+
+    @property
+    def tolerant(self) -> bool:
+        return self.settling.tolerant
 
     @property
     def joins_every_round(self) -> bool:
@@ -153,7 +160,8 @@ class ShardsRoute(Route):
     def _cut(self, federation: Federation, parameters: int, coding: Coding) -> Cut:
         if 0 in masks.sizes(parameters, self.aggregators, self.shares):
             raise ConfigError(f"route.aggregators: a shard of {parameters} parameters would be empty; use fewer")
-        return Cut(parameters, self.aggregators, federation.seed, coding, self.shares, self.masks == "round")
+        to = self.aggregating(federation) or self.middleware()
+        return Cut(parameters, self.aggregators, federation.seed, coding, self.shares, self.masks == "round", to)
 
     def site(self, seat: SiteSeat) -> SiteEnd:
         return self._placed.site(self, seat)
@@ -217,6 +225,7 @@ class Processes:
     """
 
     needs_all_sites = False
+    exchanges: tuple[str, ...] = ("shard", "open", "collect", "settle")
 
     def parties(self, route: ShardsRoute) -> list[tuple[str, str]]:
         return [*(("aggregator", name) for name in self.middleware(route)), ("evaluator", "evaluator")]
@@ -238,16 +247,15 @@ class Processes:
     def cost(self, route: ShardsRoute, federation: Federation, parameters: int) -> list[Cost]:
         a, n, d, coding = route.aggregators, federation.cohort, parameters, federation.coding
         shard, ticket, c = max(masks.sizes(d, a, route.shares)), tickets(federation), federation.bytes_of_counts
-        cuts = route.joins_every_round
+        cuts, calls = route.joins_every_round, a * len(self.exchanges)
         fetches = cuts or not federation.sites_evaluate  # the evaluator
         return [
-            # open, collect, settle; evaluate
-            cost(coding, "server", 1, 3 * a + fetches + ticket * n, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
+            cost(coding, "server", 1, calls + fetches + ticket * n, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
             cost(
                 coding,
                 "aggregator",
                 a,
-                2 * n + 3 + fetches + cuts,
+                2 * n + len(self.exchanges) + fetches + cuts,
                 models=(cuts * shard, (n + fetches) * shard),
                 updates=(n * shard, 0),
                 counts=(n * c, c),
@@ -260,10 +268,10 @@ class Processes:
         """The evaluator gives out the first model; sites fetch the last one, and send their counts of it."""
         a, n, d, coding = route.aggregators, len(federation.sites), parameters, federation.coding
         shard, last, c = max(masks.sizes(d, a, route.shares)), farewells(federation), federation.bytes_of_counts
-        given = (shard, last * n * shard)
+        given, calls = (shard, last * n * shard), last * len(self.exchanges)
         return [
-            cost(coding, "server", 1, 3 * a * last + 1, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
-            cost(coding, "aggregator", a, 2 * n * last + 4, models=given, updates=(0, 0), counts=(n * c, c)),
+            cost(coding, "server", 1, calls * a + 1, models=(0, 0), updates=(0, 0), counts=(a * c, 0)),
+            cost(coding, "aggregator", a, 2 * n * last + calls + 1, models=given, updates=(0, 0), counts=(n * c, c)),
             cost(coding, "evaluator", 1, a + 1, models=(0, d), updates=(0, 0)),
             cost(coding, "site", n, 2 * a * last, models=(last * d, 0), updates=(0, 0), counts=(0, a * c)),
         ]
@@ -271,7 +279,7 @@ class Processes:
     def site(self, route: ShardsRoute, seat: SiteSeat) -> SiteEnd:
         from fl_privacy.round.member import Member
 
-        return Member(seat, route.cut(seat.federation, seat.layout.size), tolerant=route.settling.tolerant)
+        return Member(seat, route.cut(seat.federation, seat.layout.size), tolerant=route.tolerant)
 
     def server(self, route: ShardsRoute, seat: ServerSeat) -> ServerEnd:
         return AtServer(route, seat)

@@ -22,8 +22,8 @@ from fl_privacy.rns.residues import unpack, width
 from fl_privacy.round.counted import sent
 from fl_privacy.round.member import CALL, POLL, Member
 from fl_privacy.round.terms import sized
-from fl_privacy.routes.base import Whole
 from fl_privacy.routes.mixes import SEED
+from fl_privacy.routes.parts import Whole
 from fl_privacy.scores.form import Counts
 from fl_privacy.scores.shares import split
 from fl_privacy.steps.base import At

@@ -9,18 +9,8 @@ from pydantic import Field
 
 from fl_privacy.coding import FLOAT32
 from fl_privacy.errors import RoundFailed
-from fl_privacy.routes.base import (
-    Ask,
-    Outcome,
-    Route,
-    ServerSeat,
-    SiteEnd,
-    SiteSeat,
-    Trust,
-    Whole,
-    by_parameter,
-    tickets,
-)
+from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, Trust, by_parameter, tickets
+from fl_privacy.routes.parts import Whole
 from fl_privacy.shuffle import buckets
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
@@ -48,11 +38,16 @@ class ShufflerRoute(Route):
     )
     label: Literal["min", "mean"] = Field("min", description="which epsilon labels a merged bucket")
 
+    exchanges: ClassVar[tuple[str, ...]] = ("open", "collect", "settle")
     carries_counts: ClassVar[bool] = True
 
     @property
     def floor(self) -> int:
         return self.n_min
+
+    @property
+    def mixed_by(self) -> str:
+        return self.level
 
     def parties(self) -> list[tuple[str, str]]:
         return [("shuffler", "shuffler")]
@@ -94,19 +89,18 @@ class ShufflerRoute(Route):
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         n, d, coding, ticket = federation.cohort, parameters, federation.coding, tickets(federation)
-        c = federation.bytes_of_counts
+        c, calls = federation.bytes_of_counts, len(self.exchanges)
         return [
-            # open, collect
-            cost(coding, "server", 1, 2 + ticket * n, models=(0, d), updates=(n * d, 0), counts=(c, 0)),
-            cost(coding, "shuffler", 1, 2 * n + 2, models=(d, n * d), updates=(n * d, n * d), counts=(n * c, c)),
+            cost(coding, "server", 1, calls + ticket * n, models=(0, d), updates=(n * d, 0), counts=(c, 0)),
+            cost(coding, "shuffler", 1, 2 * n + calls, models=(d, n * d), updates=(n * d, n * d), counts=(n * c, c)),
             cost(coding, "site", n, 2 + ticket, models=(d, 0), updates=(0, d), counts=(0, c)),
         ]
 
     def once(self, federation: Federation, parameters: int) -> list[Cost]:
-        n, d, coding = len(federation.sites), parameters, federation.coding
+        n, d, coding, calls = len(federation.sites), parameters, federation.coding, len(self.exchanges)
         return [
-            cost(coding, "server", 1, 2, models=(0, d), updates=(0, 0)),
-            cost(coding, "shuffler", 1, 2 * n + 2, models=(d, n * d), updates=(0, 0)),
+            cost(coding, "server", 1, calls, models=(0, d), updates=(0, 0)),
+            cost(coding, "shuffler", 1, 2 * n + calls, models=(d, n * d), updates=(0, 0)),
             cost(coding, "site", n, 2, models=(d, 0), updates=(0, 0)),
         ]
 

@@ -164,6 +164,11 @@ class Privatise(Step):
         """The delta of its budgets; None without a budget."""
         return None
 
+    @property
+    def norm(self) -> float | None:
+        """The norm to which every site clips its update; None if updates are not clipped."""
+        return None
+
     # A budget is the epsilon of `federation.budget_rounds` rounds.
 
     def noise(self, federation: Federation, budget: float) -> float:

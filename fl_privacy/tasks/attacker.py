@@ -67,8 +67,7 @@ class ByClass:
             )
         split = task.data_set.load(data_dir)
         size = min(len(split.train) // len(federation.sites), len(split.test), dealt.records or len(split.test))
-        alpha = dealt.alpha if dealt.kind == "dirichlet" else None
-        return _drawn(split.test, split.classes, size, alpha, seed)
+        return _drawn(split.test, split.classes, size, dealt.skew, seed)
 
     def attributes(self, federation: Federation, data_dir: Path | None) -> Ints:
         return np.array([np.bincount(part.y).argmax() for part in parts(federation, data_dir)])

@@ -32,6 +32,10 @@ class Ldp(Privatise):
     def at_delta(self) -> float:
         return self.delta
 
+    @property
+    def norm(self) -> float:
+        return self.clip
+
     def start(self, seat: Seat) -> Guard:
         return _Noise(self, seat)
 
