@@ -61,7 +61,9 @@ class Site:
         self._policy = policy or OwnPolicy(federation, name, state, self.log)
         find_device(self.config.device)
         self._work, self._shared = workload or Workload(federation, self.config.data or data_dir), workload is not None
-        self._data = Canaries(federation, name, self._work.site_data(name), state)
+        records = self._work.site_data(name)
+        self._work.check_model(records)
+        self._data = Canaries(federation, name, records, state)
         seat = Seat(federation, name, self._work, self._data.expected, state)
         self._steps, self._evaluation = Pipeline(seat), Evaluation(seat)
         charges = self._steps.guard.charge, self._evaluation.charge

@@ -63,7 +63,8 @@ def healthy(folder: Folder, supervisor: Supervisor) -> bool:
 def check_own(folder: Folder) -> None:
     """Check that key and certificate exist, belong together and are this kit's, in the roster, and that data are there.
 
-    Otherwise peers would only see a timeout. A site's own files are read by its worker, with the task's code.
+    Otherwise peers would only see a timeout. A site's own files are read by its worker, with the task's code: its other
+    processes start once that has worked.
     """
     keys, where = folder.keys, f"kit {folder.path}"
     if not keys.certificate_file.exists():
