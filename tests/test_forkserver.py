@@ -21,7 +21,7 @@ from helpers import eventually
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local engine forks on Linux only")
 
 PROGRAM = '''
-import json, os, sys, time
+import atexit, json, os, sys, threading, time
 import library
 
 def search(backwards):
@@ -44,6 +44,10 @@ def main():
             sys.exit("as asked")
         case ["code", code]:
             sys.exit(int(code))
+        case ["late"]:
+            atexit.register(print, "at exit")
+            threading.Thread(target=lambda: (time.sleep(0.2), print("thread ended"))).start()
+            sys.exit(3)
         case ["search", backwards]:
             print("found", search(backwards.encode()))
             return
@@ -116,6 +120,12 @@ def test_exit_codes_are_those_of_the_command(bench: Bench, words: list[str], cod
     assert fork.wait(30) == code
     assert fork.poll() == code
     assert ("as asked" in bench.said) is (words == ["fail"])
+
+
+def test_a_fork_waits_for_its_threads_and_runs_what_was_registered(bench: Bench) -> None:
+    fork = bench.start("late")
+    assert fork.wait(20) == 3
+    assert bench.log.read_text().splitlines() == ["thread ended", "at exit"]
 
 
 def test_a_signal_shows_in_the_exit_code(bench: Bench) -> None:
