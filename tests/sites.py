@@ -41,6 +41,9 @@ class Work:
     def site_data(self, site: str) -> range:
         return self._records
 
+    def check_model(self, records: Any) -> None:
+        """It takes any."""
+
     def update(self, start: Any, data: Any, site: str, round: int, device: str, private: Any) -> np.ndarray:
         return self.train(private)
 
