@@ -80,7 +80,7 @@ def mapping(text: str, source: str, page: str = "docs/config.md") -> dict[str, A
         _check_depth(text, source)
         values = yaml.load(text, Loader=LOADER)
     except yaml.YAMLError as error:
-        reason = re.sub(r"\s+", " ", str(error))
+        reason = re.sub(r"\s+", " ", str(error)).replace(' in "<unicode string>",', " at")
         raise ConfigError(f"{source}: not YAML: {reason}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: expected keys and values, got {type(values).__name__}; see {page}")

@@ -77,7 +77,7 @@ def _records(work: Workload, site: str, folder: Path | None) -> tuple[Dataset, D
     try:
         return work.site_data(site), work.held_out(site)
     except TaskError as error:
-        raise TaskError(f"{error} (--site NAME reads the records of another site)") from None
+        raise TaskError(f"{error} (of site {site!r}; --site NAME reads those of another)") from None
 
 
 def _scores(work: Workload, model: Any, held_out: Dataset) -> dict[str, Any]:

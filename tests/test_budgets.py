@@ -15,15 +15,27 @@ from typer.testing import CliRunner
 from fl_privacy.cli import app
 from fl_privacy.combine import weights
 from fl_privacy.config import Federation
+from fl_privacy.config.evaluate import charge_of
 from fl_privacy.config.policy import PolicyError, open_ledger
 from fl_privacy.deploy import ledgers
 from fl_privacy.dp import gaussian, ldp, sampled
 from fl_privacy.dp.ledger import Charge, Ledger, LedgerError, Limit, compose
 from fl_privacy.errors import ConfigError, LaunchError
+from fl_privacy.tasks.workload import Workload
 from fl_privacy.theory.budget import tiers
 from profiles import examples
 from sites import Idle
 
+OWN = """
+import torch
+from fl_privacy import Task
+
+class Own(Task):
+    preprocessing = "public"
+
+    def model(self):
+        return torch.nn.Linear(4, 2)
+"""
 DELTA = 1e-5
 ROUNDS = 4
 TASK = "task: {train: {epochs: 2, batch_size: 64}}"
@@ -230,3 +242,36 @@ def test_a_plan_shows_both_forms_with_unit_adjacency_and_delta(kind: str, terms:
         assert "delta: 1e-05" in text
         assert "a round draws 3 of 5 sites; budgets count all rounds" in text
     assert found[1]["epsilon"] == pytest.approx(found[0]["epsilon"] * 4, rel=0.3)
+
+
+def test_an_operator_sees_what_a_run_would_spend_on_the_site_s_own_records(tmp_path: Path) -> None:
+    """With evaluations: of the models before rounds 1 and 3, and of the last one."""
+    config = Federation.parse(
+        "rounds: 4\nsites: {count: 3, epsilon: 2}\nprivatise: {kind: dpsgd}\n"
+        "evaluate: {by: sites, every: 2, epsilon: 0.5}\n"
+        "task: {partition: {kind: dirichlet, alpha: 0.3}, train: {epochs: 1, batch_size: 64}}"
+    )
+    work, evaluation = Workload(config, None), charge_of(config)
+    assert evaluation is not None
+    said = []
+    for site in config.site_names:
+        plan = sampled.plan(len(work.site_data(site)), 1, 64, 1.0, 2, DELTA, 1)
+        spends = compose([plan.charge] * 4 + [evaluation] * 3, DELTA)
+        said.append(ledgers.projected(config, site, tmp_path / site, None)[1])
+        assert said[-1] == f"this run: at most epsilon {spends:.4g} in 4 rounds, without retries"
+    assert len(set(said)) > 1
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"), [("", "1,000 records per site, assumed: set"), ("56", "56 records per site)")]
+)
+def test_a_plan_says_for_how_many_records_its_budgets_hold(tmp_path: Path, given: str, shown: str) -> None:
+    stated = f"records: {given}, " if given else ""
+    (tmp_path / "task.py").write_text(OWN)
+    (tmp_path / "c.yaml").write_text(
+        "sites: {count: 3, epsilon: 2}\nprivatise: {kind: dpsgd}\n"
+        f"task: {{code: task.py, {stated}train: {{epochs: 1, batch_size: 16}}}}\n"
+    )
+    said = CliRunner().invoke(app, ["plan", str(tmp_path / "c.yaml")])
+    assert not said.exception
+    assert shown in " ".join(said.output.split())

@@ -271,7 +271,7 @@ def test_a_check_says_whose_records_it_read_and_how_to_read_another_s(
     (tmp_path / "task.py").write_text(HEAD + MODEL + DATA.format("open(folder / f'{site}.csv')"))
     missing = cli("task", "check", tmp_path / "task.py", "--data-dir", tmp_path).stderr
     assert "data of site 'site-0': FileNotFoundError" in missing
-    assert "--site NAME reads the records of another site" in missing
+    assert "--site NAME reads those of another" in missing
     nowhere = cli("task", "check", tmp_path / "task.py").stderr
     assert nowhere == "error: data_dir: none is given, and task.py reads files; pass --data-dir DIR\n"
 

@@ -132,3 +132,11 @@ def test_the_operator_sees_what_a_run_costs_before_approving_it(tmp_path: Path) 
     assert found["approved"]
     assert "this run: at most epsilon" in found["budget"][1]
     assert "min_cohort: 3" in cli("site", "policy", kit).stdout
+
+
+@pytest.mark.parametrize(
+    ("quorum", "missed"), [(2, "completes rounds of 2, in which this site sends nothing"), (3, "")]
+)
+def test_a_draft_says_in_which_rounds_the_site_sends_nothing(quorum: int, missed: str) -> None:
+    config = federation(text=CONFIG + f"quorum: {quorum}\nroute: {{kind: shuffler, n_min: 2}}\n")
+    assert ("sends nothing" in template(config, "a"), missed in template(config, "a")) == (bool(missed), True)

@@ -185,3 +185,12 @@ def test_the_fix_for_a_lost_node_key_is_a_renewal(site: Path) -> None:
     assert found.fix == f"fl-privacy pki renew {site}"
     assert cli(*found.fix.split()[1:]).returncode == 0  # the suggested fix works
     assert (site / "node" / "node.key").exists()
+
+
+def test_rounds_that_a_policy_misses_are_named_and_a_bad_policy_once(site: Path) -> None:
+    found = {check.name: check for check in of_kit.run(Folder.open(site), False)}
+    assert found["policy"].ok
+    assert found["policy"].detail.endswith("rounds of fewer than 3 organisations go without this site (min_cohort)")
+    with (site / "policy.yaml").open("a") as policy:
+        policy.write("min_cohurt: 2\n")
+    assert [name for name, detail in failures(site).items() if "min_cohurt" in detail] == ["policy"]

@@ -155,7 +155,9 @@ def _say_once(once: list[Cost]) -> None:
 def _say_budgets(federation: Federation, budgets: list[Tier]) -> None:
     """A line per tier, with everything that an epsilon means nothing without."""
     whole = federation.privatise.after_training
-    size, what = ("", "an update") if whole else ("; a site of average size", "a step's gradient")
+    records, task = federation.task.typical_records(len(federation.sites)), federation.task
+    known = "" if task.records or not task.guesses_records else ", assumed: set task.records"
+    size, what = ("", "an update") if whole else (f"; {records:,} records per site{known}", "a step's gradient")
     for b in budgets:
         each = f"epsilon {b.epsilon:.4g} per round, {b.composed:.4g} after all {federation.rounds} rounds"
         terms = f"(unit: {b.unit}, adjacency: {b.adjacency}, delta: {b.delta:g}{size})"

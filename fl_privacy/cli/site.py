@@ -71,12 +71,15 @@ def approve(
 ) -> None:
     """Let this site take part in a run (with `approve_runs: true` in its policy), after showing what it would do."""
     from fl_privacy.config import approvals
+    from fl_privacy.config.policy import Policy
     from fl_privacy.deploy import ledgers
     from fl_privacy.deploy.kits.kit import Folder
+    from fl_privacy.tasks import accepted
 
     folder = _of_site(Folder.open(kit))
     federation, name = folder.own_federation, folder.kit.name
-    budget = ledgers.projected(federation, name, folder.state)
+    accepted.check(federation, folder.state, Policy.load(folder.policy).code if folder.policy else ())
+    budget = ledgers.projected(federation, name, folder.state, folder.at(folder.kit.data))
     if not as_json:
         say(approvals.changes(folder.federation, folder.state) or folder.federation.to_yaml())
         say(f"run {run}: config {federation.digest}")

@@ -145,13 +145,21 @@ def template(federation: Federation, site: str) -> str:
         "allow_plain": (str(unit is None).lower(), "whether updates and counts may leave without noise"),
         "allow_plain_counts": (str(federation.plain_counts).lower(), "whether counts of held-out records may do so"),
         "allow_record_counts": (str(counted).lower(), "whether aggregators may know how many records train"),
-        "min_cohort": ("3", "fewest organisations that an update may be released with"),
+        "min_cohort": ("3", "fewest organisations that an update may be released with" + _smaller(federation)),
         "min_mixes": (str(_mixes(federation)), "fewest mixes that could put an update together if they colluded"),
         "audit": (str(federation.audit).lower(), "whether updates without noise may be recorded, to score attacks"),
         "approve_runs": ("false", "whether each run needs `fl-privacy site approve`"),
         "confinement": ("preferred", "or required: refuse to start where code of a run cannot be confined in full"),
     }
     return "".join(f"{key}: {value}  # {text}\n" for key, (value, text) in values.items())
+
+
+def _smaller(federation: Federation) -> str:
+    """What the default of `min_cohort` means in a federation whose rounds may have fewer."""
+    fewest = min(federation.quorum, len({site.organisation or site.name for site in federation.sites}))
+    return (
+        f"; this federation also completes rounds of {fewest}, in which this site sends nothing" if fewest < 3 else ""
+    )
 
 
 def _mixes(federation: Federation) -> int:

@@ -141,10 +141,15 @@ class Task(Model):
 
     def typical_records(self, sites: int) -> int:
         """The training records of an average site: as stated, or as a benchmark has them; else a guess."""
-        if self.records is not None or self.is_own or not self.data_set.train:
+        if self.records is not None or self.guesses_records:
             return self.records or GUESS
         shares = len(self.data_set.sites) if self.by_site else sites
         return min(max(1, self.data_set.train // shares), self.partition.records or self.data_set.train)
+
+    @property
+    def guesses_records(self) -> bool:
+        """Whether nothing says how many training records there are but `records`."""
+        return self.is_own or not self.data_set.train
 
     @property
     def label(self) -> str:

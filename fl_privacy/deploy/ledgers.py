@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_privacy.config import Federation
 from fl_privacy.errors import LaunchError
+
+if TYPE_CHECKING:
+    from fl_privacy.dp.ledger import Charge
 
 LEFT = 0.01  # of `epsilon_total`: whoever has less than this has spent it
 
@@ -43,13 +46,31 @@ def line(found: Mapping[str, Any]) -> str:
     return f"epsilon {found['spent']:.3f} spent in {found['charges']} rounds, {left}, delta {found['delta']:g}{unit}"
 
 
-def projected(federation: Federation, site: str, state: Path) -> list[str]:
-    """What a site has spent, and what a run would add at most."""
-    found, budget = report(federation, site, state), federation.site(site).budget
-    if found is None or budget is None:
+def projected(federation: Federation, site: str, state: Path, data: Path | None) -> list[str]:
+    """What a site has spent, and what a run would add at most at its own number of records."""
+    found = report(federation, site, state)
+    if found is None:
         return ["no differential privacy: nothing is charged, and nothing bounds what updates reveal"]
-    after = federation.privatise.epsilon_after(federation, budget, federation.rounds)
+    from fl_privacy.dp.ledger import compose
+
+    after = compose(_charges(federation, site, data), found["delta"])
     return [line(found), f"this run: at most epsilon {after:.4g} in {federation.rounds} rounds, without retries"]
+
+
+def _charges(federation: Federation, site: str, data: Path | None) -> list[Charge]:
+    """All of a run: every round, and every evaluation with noise; the last model is evaluated once more."""
+    from fl_privacy.config.evaluate import charge_of
+
+    training = federation.privatise.charge(federation, federation.site(site).budget or 0.0)
+    if training is None:  # a site's number of records decides
+        from fl_privacy.steps.base import Seat
+        from fl_privacy.tasks.workload import Workload
+
+        work = Workload(federation, data)
+        training = federation.privatise.start(Seat(federation, site, work, len(work.site_data(site)), None)).charge
+    evaluation, evaluations = charge_of(federation), -(-federation.rounds // federation.evaluate.every) + 1
+    times = ((training, federation.rounds), (evaluation, evaluations))
+    return [charge for charge, count in times if charge is not None for _ in range(count)]
 
 
 def check(federation: Federation, sites: Path) -> None:

@@ -162,7 +162,7 @@ def devices(federation: Federation) -> Iterator[Check]:
             device(name)
             yield Check("device", True, name)
         except FederationError as error:
-            yield Check("device", False, str(error), "set the sites' device to cpu, or run where the GPU is")
+            yield Check.failed("device", error, "set the sites' device to cpu, or run where the GPU is")
 
 
 def port(address: str) -> Check:

@@ -135,7 +135,7 @@ def _roster(folder: Folder) -> list[Check]:
     try:
         found = keys.roster()
     except FederationError as error:
-        return [Check("roster", False, str(error), f"ask the authority for it (fl-privacy pki roster), then {install}")]
+        return [Check.failed("roster", error, f"ask the authority for it (fl-privacy pki roster), then {install}")]
     try:
         keys.refuse_unlisted(x509.load_pem_x509_certificate(keys.certificate_file.read_bytes()))
     except (OSError, ValueError):
@@ -294,11 +294,14 @@ def _own_data(folder: Folder, fix: str) -> Check:
         return Check("data", True, f"{len(found.train)} training and {len(found.held_out)} held-out records")
     from fl_privacy.tasks import accepted
 
-    policy = folder.policy
     try:
-        accepted.check(federation, folder.state, Policy.load(policy).code if policy else ())
+        listed = Policy.load(folder.policy).code if folder.policy else ()
+    except FederationError:
+        listed = ()  # its own check says why
+    try:
+        accepted.check(federation, folder.state, listed)
     except FederationError as error:
-        return Check("task", False, str(error), f"fl-privacy site accept-task {folder.path}")
+        return Check.failed("task", error, f"fl-privacy site accept-task {folder.path}")
     return checks.data(federation, data, [site], fix)
 
 
@@ -329,18 +332,27 @@ def _site(folder: Folder) -> list[Check]:
     found += _node(folder)
     try:
         policy = policy_file(folder.own_federation, folder.kit.name, folder.state, folder.trial)
-        if policy is not None:
-            Policy.load(policy).check(folder.federation, folder.kit.name)
-        found.append(Check("policy", True, "none: a trial on one machine" if policy is None else str(policy)))
+        found.append(
+            Check("policy", True, "none: a trial on one machine" if policy is None else _policy(folder, policy))
+        )
     except FederationError as error:
         fix = "agree with the federation's operator, or correct your policy"
         missing = f"fl-privacy site policy {folder.path} > {folder.path}/policy.yaml, then read and restrict it"
-        found.append(Check("policy", False, str(error), fix if folder.policy else missing))
+        return [*found, Check.failed("policy", error, fix if folder.policy else missing)]
     try:
         ledgers.check_unit(folder.own_federation, folder.kit.name, folder.state)
     except FederationError as error:
-        found.append(Check("ledger", False, str(error), "see Ledger and policy in docs/privacy.md"))
+        found.append(Check.failed("ledger", error, "see Ledger and policy in docs/privacy.md"))
     return found
+
+
+def _policy(folder: Folder, file: Path) -> str:
+    """What it allows of the federation, in words."""
+    policy, federation = Policy.load(file), folder.federation
+    policy.check(federation, folder.kit.name)
+    if federation.quorum >= policy.min_cohort:
+        return str(file)
+    return f"{file}; rounds of fewer than {policy.min_cohort} organisations go without this site (min_cohort)"
 
 
 def _node(folder: Folder) -> list[Check]:
