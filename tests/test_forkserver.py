@@ -194,10 +194,11 @@ def test_a_server_without_forks_ends_after_a_while_and_the_next_request_starts_a
 ) -> None:
     quickly = "from fl_privacy.deploy import forkserver\nforkserver.IDLE = 0.3\n"
     (tmp_path / "library.py").write_text(f"import os\n{quickly}LOADED_BY = os.getpid()\n")
-    first = bench.start()
+    first = bench.start("sleep")
     server = psutil.Process(first.pid).parent()
     assert server is not None
-    assert first.wait(30) == 0
+    os.kill(first.pid, signal.SIGTERM)
+    assert first.wait(30) == -signal.SIGTERM
     eventually(lambda: ended(server))
     assert bench.start("code", "4").wait(30) == 4
 
