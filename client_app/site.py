@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 
 from fl_privacy import models
+from fl_privacy.behaviours import Scene
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError, ProtocolError, reason_of, require
@@ -223,7 +224,7 @@ class Site:
             honest = update if clean is None else self._train(start, at, clean)
             self._truth.record(**filed(at), arrays={"update": honest, **recorded, **self._data.truth(at.run)})
         if self.config.behaviour is not None:
-            update = self.config.behaviour.act(update, at)
+            update = self.config.behaviour.sent(update, at, self._scene(start, at))
         privatised = time.monotonic()
         payload = self._steps.outward(update, at)
         for slot, notes in self._steps.notes().items():
@@ -234,10 +235,20 @@ class Site:
 
     def _train(self, model: Vector, at: At, private: Fit | None) -> Vector:
         data, name, device = self._data.records(at.run), self.config.name, self.config.device
+        if self.config.behaviour is not None:
+            data = self.config.behaviour.records(data, self._scene(model, at))
         update = self._work.update(model, data, name, at.round, device, private)
         if not np.isfinite(update).all():
             raise FederationError("training: the update is not finite; lower task.train.lr")
         return update
+
+    def _scene(self, model: Vector, at: At) -> Scene:
+        """What a misbehaving site knows; those that collude read each other's records."""
+
+        def honest(site: str) -> Vector:
+            return self._work.update(model, self._work.site_data(site), site, at.round, self.config.device, None)
+
+        return Scene(self.federation, self.config.name, honest)
 
     def budget(self) -> dict[str, float | None]:
         """Epsilon per round, spent over all runs, and left; None where nothing sets a limit."""

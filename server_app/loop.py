@@ -165,7 +165,7 @@ class Coordinator:
                 self.models = self.strategy.apply(self.models, outcome.mean)
         elif outcome.rows is not None:
             with self.metrics.phase("combine"):
-                self.models = self.strategy.combine(self.models, outcome.rows, outcome.tiers)
+                self.models = self.strategy.combine(self.models, outcome.rows, outcome.tiers, outcome.owners)
         self._evaluate(round, outcome, time.monotonic() - began)
         self._checkpoint(round)
         self.route.confirm(ask)

@@ -37,10 +37,12 @@ class Strategy:
         names = sorted(present)
         return sorted(names[i] for i in rng.choice(len(names), size, replace=False))
 
-    def combine(self, models: Models, rows: Payload, tiers: Sequence[str]) -> Models:
+    def combine(self, models: Models, rows: Payload, tiers: Sequence[str], owners: Sequence[str] = ()) -> Models:
         """The next models; each has an optimiser of its own."""
         return {
-            name: self._combiner(name).step(model, self.federation.coding.decode(rows, model.size), tiers)
+            name: self._combiner(name).step(
+                model, self.federation.coding.decode(rows, model.size), tiers, owners=owners
+            )
             for name, model in models.items()
         }
 

@@ -32,10 +32,10 @@ PIP = ("install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--di
 ADDED = {
     ("fl_privacy.tasks", "blobs"),
     ("fl_privacy.steps", "compress.float16"),
-    ("fl_privacy.rules", "geometric-median"),
+    ("fl_privacy.rules", "weiszfeld"),
     ("fl_privacy.attacks", "largest-update"),
     ("fl_privacy.routes", "no-copies"),
-    ("fl_privacy.behaviours", "sign-flip"),
+    ("fl_privacy.behaviours", "opposite"),
 }
 PARAMETERS = 1000
 RECEIVED = 4 * 178 * 2  # bytes per round: four updates of 178 float16
@@ -119,7 +119,7 @@ def test_an_unusable_plugin_is_listed_with_the_reason(
 ) -> None:
     points = (
         "[fl_privacy.rules]\nbroken = raises_on_import:X\nfedavg = not_a_rule:X\nwrong = not_a_rule:X\n"
-        "geometric-median = not_a_rule:X\n[fl_privacy.tasks]\nabsent = no_such_module:X\n"
+        "weiszfeld = not_a_rule:X\n[fl_privacy.tasks]\nabsent = no_such_module:X\n"
         "[fl_privacy.steps]\nprivatise.weak = plain_step:Plain\n"
     )
     plain = "from fl_privacy.steps.base import Step\nclass Plain(Step):\n    kind: str = 'weak'\n"
@@ -136,8 +136,8 @@ def test_an_unusable_plugin_is_listed_with_the_reason(
         ("fedavg", "fl-broken"): "fl-privacy has one of this name, which is used",
         ("wrong", "fl-broken"): "plug-in 'wrong' of fl-broken 2.0: not_a_rule:X is not a Rule",
         **dict.fromkeys(
-            [("geometric-median", "fl-broken"), ("geometric-median", "fl-example")],
-            "plug-in 'geometric-median': comes from fl-broken 2.0 and fl-example 0.1.0; uninstall all but one",
+            [("weiszfeld", "fl-broken"), ("weiszfeld", "fl-example")],
+            "plug-in 'weiszfeld': comes from fl-broken 2.0 and fl-example 0.1.0; uninstall all but one",
         ),
         ("absent", "fl-broken"): (
             "plug-in 'absent' of fl-broken 2.0: ModuleNotFoundError: No module named 'no_such_module'"
@@ -146,7 +146,7 @@ def test_an_unusable_plugin_is_listed_with_the_reason(
     assert RULES.get("fedavg") is FedAvg
     for text, reason in {
         "combine: {kind: broken}": "no licence",
-        "combine: {kind: geometric-median}": "uninstall all but one",
+        "combine: {kind: weiszfeld}": "uninstall all but one",
         "privatise: {kind: weak}": "is not a Privatise",
     }.items():
         with pytest.raises(ConfigError, match=reason) as error:
@@ -318,8 +318,8 @@ def test_half_the_bytes_on_every_route(plugged: Path) -> None:
 
 
 def test_float16_and_the_geometric_median_refuse_what_they_do_not_support(plugged: Path) -> None:
-    with pytest.raises(ConfigError, match="geometric-median needs whole updates"):
-        Federation.parse("sites: 3\nroute: {kind: shards}\ncombine: {kind: geometric-median}")
+    with pytest.raises(ConfigError, match="weiszfeld needs whole updates"):
+        Federation.parse("sites: 3\nroute: {kind: shards}\ncombine: {kind: weiszfeld}")
     # The shuffler cannot add the missing noise to such rows.
     with pytest.raises(ConfigError, match=r"'levelled' adds noise to float32, and updates are float16; use published"):
         Federation.parse(
@@ -327,11 +327,11 @@ def test_float16_and_the_geometric_median_refuse_what_they_do_not_support(plugge
             "route: {kind: shuffler, buckets: levelled}"
         )
     with pytest.raises(ConfigError, match=r"combine\.iterations"):
-        Federation.parse("sites: 3\ncombine: {kind: geometric-median, iterations: 0}")
+        Federation.parse("sites: 3\ncombine: {kind: weiszfeld, iterations: 0}")
 
 
 def test_the_geometric_median_resists_an_outlier_and_the_order_of_rows(plugged: Path) -> None:
-    rule = Federation.parse("sites: 3\ncombine: {kind: geometric-median}").combine
+    rule = Federation.parse("sites: 3\nroute: {kind: shuffler, level: model}\ncombine: {kind: weiszfeld}").combine
     rows = np.random.default_rng(1).normal(1, 0.1, size=(5, 20)).astype(np.float32)
     rows[3] = -1000
     found = rule.aggregate(rows, None, exact=True)

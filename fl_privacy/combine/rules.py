@@ -6,6 +6,7 @@ The server and every shard aggregator combine by the same `Combiner`, which owns
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_privacy.choices import Choice
-from fl_privacy.combine import mean, optimiser, robust, weights
+from fl_privacy.combine import mean, optimiser, weights
 from fl_privacy.combine.mean import Shares
 from fl_privacy.errors import FederationError
 from fl_privacy.registry import Registry
@@ -25,12 +26,25 @@ if TYPE_CHECKING:
     from fl_privacy.config import Federation
 
 Matrix = NDArray[np.float32]
+LAST = "last"  # in a combiner's state
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is known beside the rows of a round."""
+
+    shares: Shares
+    exact: bool  # the bits of the result must not depend on the order of the rows
+    owners: Sequence[str] = ()  # who sent each row, on routes that say so
+    last: Vector | None = None  # the result of the round before, for rules that continue from it
 
 
 class Rule(Choice):
-    """A way to combine. Subclasses override `aggregate`, `optimiser` or both."""
+    """A way to combine. Subclasses override `aggregate`, `optimiser` or both; those that need more, `combined`."""
 
     needs_rows: ClassVar[bool] = False  # if not, the sum of the updates is enough
+    needs_owners: ClassVar[bool] = False  # and who sent each row
+    continues: ClassVar[bool] = False  # it needs the result of the round before
     coordinatewise: ClassVar[bool] = True  # so a shard can be combined by itself
     weighable: ClassVar[bool] = True
 
@@ -47,6 +61,10 @@ class Rule(Choice):
     def aggregate(self, rows: Matrix, shares: Shares, exact: bool) -> Vector:
         """One update out of many; with `exact`, bits that do not depend on the order of the rows."""
         return mean.weighted(rows, shares, exact)
+
+    def combined(self, rows: Matrix, beside: Beside) -> Vector:
+        """The same for a rule that needs to know more."""
+        return self.aggregate(rows, beside.shares, beside.exact)
 
     def optimiser(self) -> optimiser.Optimiser:
         return optimiser.FedAvg(self.lr)
@@ -118,34 +136,20 @@ class FedYogi(Adaptive):
     lr: float = Field(0.01, gt=0)
 
 
-class Robust(Rule):
-    """Median and trimmed mean need every update, unweighted."""
-
-    needs_rows: ClassVar[bool] = True
-    weighable: ClassVar[bool] = False
-
-
-class Median(Robust):
-    """model + lr * the median of every coordinate (Yin et al. 2018, Option I)."""
-
-    kind: Literal["median"] = "median"
-
-    def aggregate(self, rows: Matrix, shares: Shares, exact: bool) -> Vector:
-        return robust.median(rows)
-
-
-class TrimmedMean(Robust):
-    """model + lr * the mean of every coordinate without its extreme values (Yin et al. 2018, Option II)."""
-
-    kind: Literal["trimmed-mean"] = "trimmed-mean"
-    trim: float = Field(0.1, ge=0, lt=0.5, description="fraction of the values dropped at each end")
-
-    def aggregate(self, rows: Matrix, shares: Shares, exact: bool) -> Vector:
-        return robust.trimmed_mean(rows, self.trim)
-
-
-OURS = (FedAvg, FedProx, FedAdam, FedYogi, Median, TrimmedMean)
+OURS = (FedAvg, FedProx, FedAdam, FedYogi)
 NAMES = {rule.model_fields["kind"].default: f"{__name__}:{rule.__name__}" for rule in OURS}
+ROBUST = {
+    "median": "Median",
+    "trimmed-mean": "TrimmedMean",
+    "krum": "Krum",
+    "multi-krum": "MultiKrum",
+    "bulyan": "Bulyan",
+    "geometric-median": "GeometricMedian",
+    "centred-clipping": "CentredClipping",
+    "norm-bounding": "NormBounding",
+    "fltrust": "FLTrust",
+}
+NAMES |= {kind: f"fl_privacy.combine.robust_rules:{name}" for kind, name in ROBUST.items()}
 RULES: Registry[type[Rule]] = Registry("fl_privacy.rules", NAMES, Rule)
 
 
@@ -156,13 +160,23 @@ class Combiner:
         self._rule, self._exact = federation.combine, federation.reproducible
         self._delta = federation.privatise.at_delta
         self._optimiser = self._rule.optimiser()
+        self._last: Vector | None = None
 
-    def step(self, model: Vector, rows: Matrix, tiers: Sequence[str] = (), records: Sequence[int] = ()) -> Vector:
-        """The next model; row i was sent under privacy label i, and trained on so many records."""
+    def step(
+        self,
+        model: Vector,
+        rows: Matrix,
+        tiers: Sequence[str] = (),
+        records: Sequence[int] = (),
+        owners: Sequence[str] = (),
+    ) -> Vector:
+        """The next model; row i was sent under privacy label i by owner i, and trained on so many records."""
         shares = [float(count) for count in records] if self._rule.weights == "records" else self._shares(tiers)
-        update = self._rule.aggregate(rows, shares, self._exact)
+        update = self._rule.combined(rows, Beside(shares, self._exact, owners, self._last))
         if update.shape != model.shape:
             raise FederationError(f"combine: {self._rule.kind} gave shape {update.shape} for a model of {model.shape}")
+        if self._rule.continues:
+            self._last = update
         return self._optimiser.step(model, update)
 
     def _shares(self, tiers: Sequence[str]) -> Shares:
@@ -171,7 +185,8 @@ class Combiner:
         return weights.RULES[self._rule.weights]([float(tier) for tier in tiers], self._delta)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        return dict(self._optimiser.state())
+        return self._optimiser.state() | ({} if self._last is None else {LAST: self._last.copy()})
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        self._optimiser.restore(state)
+        self._optimiser.restore({name: array for name, array in state.items() if name != LAST})
+        self._last = np.array(state[LAST], np.float32) if LAST in state and self._rule.continues else None

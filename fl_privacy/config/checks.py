@@ -33,6 +33,8 @@ def _sites(f: Federation) -> Iterator[str]:
     for site in f.sites:
         if site.behaviour is not None and not f.audit:
             yield f"sites.behaviour: {site.name!r} misbehaves, which needs audit: true; add it or remove the key"
+        elif site.behaviour is not None:
+            yield from site.behaviour.problems(f)
     if f.canaries is not None and not f.audit:
         left_out = f"sites would leave out about {f.canaries.fraction / 2:.0%} of their records"
         yield f"canaries: {left_out}, which needs audit: true; add it or remove the key"

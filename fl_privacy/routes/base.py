@@ -84,6 +84,7 @@ class Outcome:
     kept: dict[str, Payload] = field(default_factory=dict)
     mean: Vector | None = None
     noted: dict[str, float] = field(default_factory=dict)
+    owners: list[str] = field(default_factory=list)  # who sent each row, on routes that say so
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,7 @@ class Route(Choice, ABC):
     """A choice for `route`."""
 
     shows: ClassVar[str] = "rows"  # what the combining party gets from a round: rows, or a sum
+    shows_owners: ClassVar[bool] = False  # and it combines them with the name of who sent each
     long_tickets: ClassVar[bool] = True  # one ticket may cover many rounds
     server_holds_model: ClassVar[bool] = True  # the server gives the federation its initial model, if nobody else does
     remembers: ClassVar[bool] = False  # its receivers keep what decoding needs of earlier rounds (`Coding.decoder`)
@@ -303,6 +305,11 @@ class Route(Choice, ABC):
         rule = federation.combine
         if rule.needs_rows and self.shows != "rows":
             yield f"combine.kind: {rule.kind} needs single updates, and route {self.kind} gives a sum; use fedavg"
+        elif rule.needs_rows and not rule.coordinatewise and self.mixed_by != "model":
+            mixed = f"rows of route {self.kind} are mixed by {self.mixed_by}"
+            yield f"combine.kind: {rule.kind} needs whole updates, and {mixed}; use median or level: model"
+        if rule.needs_owners and not self.shows_owners:
+            yield f"combine.kind: {rule.kind} needs to know who sent what, which route {self.kind} hides; use server"
 
     def parts(self, federation: Federation, parameters: int) -> Parts:
         """How a vector with one number per parameter is split over the receivers of an update."""

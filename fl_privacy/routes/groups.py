@@ -76,7 +76,7 @@ class AtGroups(AtServer):
             groups = grouped(len(came.rows), self._group_size, key)
             came.tiers = [_weakest([came.tiers[i] for i in group]) for group in groups]
             means = [came.rows[group].mean(axis=0, dtype=np.float64) for group in groups]
-            came.rows = np.stack(means).astype(np.float32)
+            came.rows, came.owners = np.stack(means).astype(np.float32), []
         return came
 
 

@@ -60,6 +60,8 @@ class ServerRoute(ThroughFlower):
 
     kind: Literal["server"] = "server"
 
+    shows_owners: ClassVar[bool] = True
+
 
 class AtSite:
     """The model comes with the ticket, and the update goes back with the receipt; the bytes of the counts follow it."""
@@ -143,7 +145,7 @@ class AtServer:
         outcome.counts, outcome.counted = counted.total(), len(counted.sites)
         if not ask.farewell:
             outcome.rows, outcome.tiers = np.stack([updates[n] for n in names]), list(map(self._tier, names))
-            outcome.received = outcome.rows.nbytes
+            outcome.owners, outcome.received = names, outcome.rows.nbytes
         return outcome
 
     def _invite(self, ask: Ask, model: Vector | None) -> None:

@@ -8,10 +8,10 @@ from pydantic import Field
 from fl_privacy.combine.rules import Rule
 
 
-class GeometricMedian(Rule):
+class Weiszfeld(Rule):
     """model + lr * the geometric median of the updates, by Weiszfeld's algorithm."""
 
-    kind: Literal["geometric-median"] = "geometric-median"
+    kind: Literal["weiszfeld"] = "weiszfeld"
     iterations: int = Field(10, ge=1, le=1000)
 
     needs_rows: ClassVar[bool] = True  # a sum of the updates is not enough

@@ -7,10 +7,10 @@ from pydantic import Field
 from fl_privacy.behaviours import Behaviour
 
 
-class SignFlip(Behaviour):
+class Opposite(Behaviour):
     """Sends -scale * update."""
 
-    kind: Literal["sign-flip"] = "sign-flip"
+    kind: Literal["opposite"] = "opposite"
     scale: float = Field(1.0, gt=0)
 
     def act(self, update, at):
