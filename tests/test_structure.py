@@ -141,6 +141,7 @@ def test_what_needs_no_torch_does_not_import_it() -> None:
 
 PUBLIC = (
     "config.Federation",
+    "dp.fulcrum.allocate",
     "dp.gaussian.sigma",
     "dp.ledger.Ledger",
     "shard.masks",
@@ -152,6 +153,7 @@ PUBLIC = (
     "steps.encode.rns.encode",
     "steps.encode.rns.moduli",
     "theory.rns_leak",
+    "topology.build",
     "transcript.open_run",
     "vector",
 )
