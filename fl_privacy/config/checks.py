@@ -91,6 +91,8 @@ def problems(f: Federation) -> Iterator[str]:
     """What is wrong with a federation: first its parts together, then what each choice demands."""
     for check in (_numbers, _sites, _task, _hosts):
         yield from check(f)
+    if f.topology is not None:
+        yield from f.topology.problems(f)
     for choice in (f.route, f.combine, *f.steps):
         yield from choice.problems(f)
     yield from evaluate.problems(f)

@@ -28,6 +28,7 @@ from fl_privacy.config.evaluate import Evaluate, form_of, short
 from fl_privacy.config.pinned import Pinned, beside
 from fl_privacy.config.stop import Stop
 from fl_privacy.config.task import Task, located
+from fl_privacy.config.topology import Topology
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.errors import ConfigError
 from fl_privacy.reading import ADDRESS, DEVICE, NAME, mapping, text_of, validated
@@ -126,6 +127,7 @@ class Federation(Model):
     canaries: Canaries | None = Field(
         None, description="training records that take part by a coin, to measure membership inference; only with audit"
     )
+    topology: Topology | None = Field(None, description="who is connected to whom, and how far that exposes a site")
     privatise: Annotated[Privatise, Chosen(STEPS, "privatise.")] = Off()
     permute: Annotated[Step, Chosen(STEPS, "permute.")] = Off()
     compress: Annotated[Step, Chosen(STEPS, "compress.")] = Off()
@@ -193,7 +195,7 @@ class Federation(Model):
     @classmethod
     def of(cls, values: Mapping[str, Any], source: str = "config", folder: Path = Path()) -> Federation:
         """Validate keys and values as they are written in YAML."""
-        return validated(cls, located(beside(values, folder, "init"), folder), source)
+        return validated(cls, located(beside(values, folder, "init", "topology"), folder), source)
 
     def starting_from(self, model: Path | None) -> Federation:
         """The federation with this file as its initial model, if one is given."""
@@ -206,7 +208,7 @@ class Federation(Model):
     @property
     def digest(self) -> str:
         """SHA-256 of what all parties must agree on; excludes paths, and each site's device and policy."""
-        values = self.model_dump(mode="json", exclude={"hosts": True, "task": {"code", "source"}})
+        values = self.model_dump(mode="json", exclude={"hosts": True, "task": {"code", "source"}, "topology": {"file"}})
         values["init"] = self.init and self.init.sha256
         agreed = {"name", "epsilon", "epsilon_total"}
         values["sites"] = [site.model_dump(include=agreed) | site.run_by_others for site in self.sites]

@@ -155,6 +155,20 @@ def round_up(sigma: Sequence[float] | Floats, per_doubling: int = 4) -> Floats:
     return np.exp2(np.ceil(per_doubling * np.log2(values) - ROUNDING) / per_doubling)
 
 
+def paper_bound(sigma: float | Floats, window: int, batch: float, leverage: float | Floats = 0.0) -> float | Floats:
+    """T / (2 sigma^2 |B|^2) + l (Equation 2). No guarantee: see `fl_privacy.theory.fulcrum.sign_information`."""
+    return scale(window, batch) / np.square(sigma) + leverage
+
+
+def dataset_term(sigma: float | Floats, window: int, batch: float | None = None) -> float | Floats:
+    """2 T / sigma^2: what T steps tell at most of a site's whole data set, in nats, beside its leverage.
+
+    Two data sets of one size may differ in every record, so two mean gradients by 2 C. A Poisson sample, divided by its
+    expected size `batch`, may be larger than that: E |B|^2 / batch^2 is at most 1 + 1 / batch.
+    """
+    return 2 * window / np.square(sigma) * (1 if batch is None else 1 + 1 / batch)
+
+
 def scale(window: int, batch: float) -> float:
     """a = T / (2 |B|^2)."""
     return window / (2 * batch**2)

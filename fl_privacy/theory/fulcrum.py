@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from fl_privacy.dp.fulcrum import Allocation, allocate, scale
+from fl_privacy.dp.fulcrum import Allocation, allocate, dataset_term, paper_bound, scale
 from fl_privacy.errors import FederationError
 from fl_privacy.topology import build
 from fl_privacy.topology.leverage import Floats, degrees, group_sizes
+
+__all__ = ["Point", "asymptote", "dataset_term", "eta_sweep", "leverages", "paper_bound", "pareto", "sign_information"]
 
 # Section VI-C: 50 sites, budget 0.5, 100 steps, batch 64.
 SITES, BUDGET, WINDOW, BATCH = 50, 0.5, 100, 64.0
@@ -32,20 +34,6 @@ TRAIN_SIZES = {
 }
 # The batch that gives the printed numbers; the paper states 64 for all.
 BATCHES = {"Fed-ISIC2019": 32.0, "Fed-Heart-Disease": 16.0}
-
-
-def paper_bound(sigma: float | Floats, window: int, batch: float, leverage: float | Floats = 0.0) -> float | Floats:
-    """T / (2 sigma^2 |B|^2) + l (Equation 2). No guarantee: see `sign_information`."""
-    return scale(window, batch) / np.square(sigma) + leverage
-
-
-def dataset_term(sigma: float | Floats, window: int, batch: float | None = None) -> float | Floats:
-    """2 T / sigma^2: what T steps tell at most of a site's whole data set, in nats, beside its leverage.
-
-    Two data sets of one size may differ in every record, so two mean gradients by 2 C. A Poisson sample, divided by its
-    expected size `batch`, may be larger than that: E |B|^2 / batch^2 is at most 1 + 1 / batch.
-    """
-    return 2 * window / np.square(sigma) * (1 if batch is None else 1 + 1 / batch)
 
 
 def sign_information(sigma: float, window: int = 1) -> float:

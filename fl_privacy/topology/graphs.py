@@ -119,16 +119,16 @@ def barabasi_albert(n: int, seed: int, m: int = 2) -> Graph:
     return nx.barabasi_albert_graph(n, m, seed=int(np.random.default_rng(seed).integers(2**31)))
 
 
-def from_file(n: int, seed: int, path: str | Path = "", names: Sequence[str] = ()) -> Graph:
-    """The edges of a text file: two sites per line; # starts a comment. Sites are `names`, or else 0 to n - 1."""
+def from_file(n: int, seed: int, path: str | Path = "", names: Sequence[str] = (), edges: str | None = None) -> Graph:
+    """The edges of a text file, or its text: two sites per line; # starts a comment. Sites are `names`, or numbers."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8") if edges is None else edges
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise FederationError(f"topology.path: {str(path)!r} cannot be read ({error}); give a text file") from None
-    return from_edges(text, names or [str(site) for site in range(n)], str(path))
+    return from_edges(text, names or [str(site) for site in range(n)], str(path) if edges is None else "topology.file")
 
 
-def from_edges(text: str, names: Sequence[str], source: str = "topology.edges") -> Graph:
+def from_edges(text: str, names: Sequence[str], source: str) -> Graph:
     """The graph that a text lists edge by edge."""
     number = {name: i for i, name in enumerate(names)}
     graph, seen = _sites(len(names)), set()
@@ -195,5 +195,5 @@ KINDS: dict[str, tuple[Callable[..., Graph], tuple[str, ...]]] = {
     "hierarchical": (hierarchical, ("regions",)),
     "erdos-renyi": (erdos_renyi, ("p",)),
     "barabasi-albert": (barabasi_albert, ("m",)),
-    "file": (from_file, ("path", "names")),
+    "file": (from_file, ("path", "names", "edges")),
 }
