@@ -8,6 +8,8 @@ import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from attacks.common.attack import Unsuitable
-from attacks.inversion import analytic, latent, pixels, quality
+from attacks.common.fetched import Models
+from attacks.common.truth import Truth
+from attacks.inversion import analytic, latent, pixels, quality, run, score
 from attacks.inversion.gradients import Mask, Target, batch_of, filled, sight_of, targets
 from attacks.inversion.grid import grid
 from attacks.inversion.lpips import FILE, Lpips
@@ -308,6 +312,26 @@ def test_the_command_reports_every_measure_beside_chance_and_draws_pictures(
     assert (recorded / picture).read_bytes().startswith(b"\x89PNG")
     assert json.loads((recorded / "attacks" / "inversion.aggregator-0.json").read_text()) == found
     assert cli("transcript", "verify", recorded).returncode == 0
+
+
+def test_a_server_that_gets_sums_attacks_the_records_of_all_sites_at_once(tmp_path: Path) -> None:
+    """Its gradient is the mean of the sites' at the first model, and their records explain it."""
+    sums = "route: {kind: mixes, mixes: 1, trust: trusted}\nencode: {kind: rns, r: 6}\n"
+    federation = Federation.parse(config().to_yaml().partition("route:")[0] + sums)
+    result = up(federation, "simulation", tmp_path)
+    assert result.status == "completed", result.reason
+    opened, used = open_run(Path(result.path)), work()
+    knowledge: Any = SimpleNamespace(federation=federation, models=Models(opened))
+    (target,) = run._targets({"server": opened.view("server")}, knowledge)
+    assert target.sites == federation.site_names
+    assert [sight.round for sight in target.sights] == [1, 2]
+    updates = [used.update(used.initial, used.site_data(name), name, 1) for name in target.sites]
+    np.testing.assert_allclose(target.sights[0].gradient, -np.mean(updates, axis=0, dtype=np.float64), atol=2e-6)
+    x, y = (torch.cat(parts) for parts in zip(*(record(used, site) for site in range(3)), strict=True))
+    assert Leak(used.model, target).squared(x, y).item() < 1e-6
+    originals, classes = score._records(target, 3, Truth(opened))
+    np.testing.assert_allclose(originals, x.numpy(), atol=1e-6)
+    assert classes.tolist() == y.argmax(dim=1).tolist()
 
 
 @pytest.mark.e2e

@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from fl_privacy.config import Federation
 from fl_privacy.errors import ConfigError
 from fl_privacy.tasks import regularise
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.models import build
-from fl_privacy.tasks.train import Recipe, fit, loss_of
+from fl_privacy.tasks.train import How, Recipe, batch_loss, fit, loss_of
 from fl_privacy.vector import flatten
 
 
@@ -55,6 +55,38 @@ def test_crops_are_squares_of_the_image_in_its_own_size() -> None:
     assert torch.allclose(whole, rows)
 
 
+@given(seed=st.integers(0, 2**32 - 1), k=st.integers(1, 6))
+def test_instahide_mixes_a_record_with_others_and_hides_every_sign(seed: int, k: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x, rows = torch.rand(20, 1, 4, 4, generator=draw) + 0.5, torch.tensor([3, 0, 3])
+    hidden = regularise.InstaHide(k, draw)(x, rows, lambda records: 2 * records)
+    assert torch.equal(hidden.rows[0], rows)
+    assert hidden.rows.shape == hidden.parts.shape == (k, 3)
+    assert torch.allclose(hidden.parts.sum(dim=0), torch.ones(3), atol=1e-5)
+    assert float(hidden.parts.min()) >= 0
+    assert float(hidden.parts.max()) <= (1 if k == 1 else regularise.LARGEST_PART) + 1e-5
+    mixed = torch.einsum("kb,kbchw->bchw", hidden.parts, 2 * x[hidden.rows])
+    assert torch.allclose(hidden.records.abs(), mixed, atol=1e-5)
+
+
+def test_the_signs_of_instahide_are_fair_and_never_the_same_twice() -> None:
+    hide, rows = regularise.InstaHide(2, torch.Generator().manual_seed(0)), torch.arange(50)
+    once, again = (hide(torch.ones(50, 1, 8, 8), rows, lambda records: records).records for _ in range(2))
+    assert abs(float(once.sign().mean())) < 5 / 3200**0.5
+    assert abs(float((once.sign() * again.sign()).mean())) < 5 / 3200**0.5
+
+
+def test_the_loss_of_a_mixture_is_that_of_its_labels_in_its_parts() -> None:
+    data = Dataset(np.zeros((6, 1, 8, 8), np.float32), np.array([0, 1, 2, 3, 4, 5]))
+    model = build("mlp", (1, 8, 8), 10, 0)
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    hide = regularise.InstaHide(3, torch.Generator().manual_seed(0))
+    found = batch_loss(model, x, y, torch.arange(6), How(hide=hide))
+    _, rows, parts = regularise.InstaHide(3, torch.Generator().manual_seed(0))(x, torch.arange(6), lambda one: one)
+    soft = torch.einsum("kb,kbc->bc", parts, one_hot(y[rows], 10).float())
+    assert torch.allclose(found, cross_entropy(model(x), soft), atol=1e-5)
+
+
 def trained(**regularised: float | int) -> bytes:
     rng = np.random.default_rng(0)
     data = Dataset(rng.random((30, 1, 8, 8), np.float32), rng.integers(10, size=30))
@@ -66,7 +98,7 @@ def trained(**regularised: float | int) -> bytes:
 def test_a_seed_decides_training_and_each_option_changes_it() -> None:
     plain = trained()
     assert plain == trained(dropout=0.0, label_smoothing=0.0)
-    for option in ({"dropout": 0.5}, {"label_smoothing": 0.2}, {"crop": 6}):
+    for option in ({"dropout": 0.5}, {"label_smoothing": 0.2}, {"crop": 6}, {"instahide": 1}, {"instahide": 3}):
         assert trained(**option) == trained(**option) != plain  # type: ignore[arg-type]
 
 
@@ -79,6 +111,11 @@ def test_a_seed_decides_training_and_each_option_changes_it() -> None:
             "sites: {count: 4, epsilon: 1}\nprivatise: {kind: dpsgd}\ntask: {train: {label_smoothing: 0.1}}",
             "task.train.label_smoothing: is not supported",
         ),
+        (
+            "sites: {count: 4, epsilon: 1}\nprivatise: {kind: dpsgd}\ntask: {train: {instahide: 2}}",
+            "task.train.instahide: is not supported",
+        ),
+        ("task: {train: {instahide: 0}}", "instahide"),
     ],
 )
 def test_what_does_not_fit_is_refused(text: str, problem: str) -> None:

@@ -44,11 +44,13 @@ def ended(run: Path) -> Found:
 
 
 def weights(model: Vector) -> dict[str, float]:
-    """Spread and excess kurtosis (0 for a Gaussian) of a model's weights (ERIS, Figure 7)."""
+    """Spread and excess kurtosis (0 for a Gaussian) of a model's weights (ERIS, Figure 7), and the largest of them."""
     centred = model.astype(np.float64) - model.mean(dtype=np.float64)
     variance = float(np.square(centred).mean())
     kurtosis = float((centred**4).mean()) / max(variance, np.finfo(np.float64).tiny) ** 2 - 3
-    return {"weight_mean": float(model.mean()), "weight_std": variance**0.5, "weight_kurtosis": kurtosis}
+    largest = float(np.abs(model).max(initial=0))
+    found = {"weight_mean": float(model.mean()), "weight_std": variance**0.5, "weight_kurtosis": kurtosis}
+    return found | {"weight_largest": largest}
 
 
 def _plain(values: dict[str, float]) -> Found:

@@ -35,8 +35,20 @@ def bits_per_parameter(method: str, clients: int, r: int) -> float:
     return ways[method]()
 
 
+def expansion(method: str, clients: int, r: int) -> float:
+    """The size of an encoded model over that of the model in float32 (Figure 14)."""
+    return bits_per_parameter(method, clients, r) / bits_per_parameter("float32", clients, r)
+
+
+def shuffles(clients: int, r: int) -> float:
+    """The moduli of a parameter: the bits of each are shuffled apart (Figure 11)."""
+    return len(moduli.optimal(moduli.least(clients, r)))
+
+
 FORMULAS: dict[str, Callable[..., float]] = {
     "distribution_time": distribution_time,
     "utility": utility,
     "bits_per_parameter": bits_per_parameter,
+    "expansion": expansion,
+    "moduli": shuffles,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,18 @@ class Observation:
 def budget(tier: str) -> float:
     """A label as the epsilon it stands for; an update without one has no noise."""
     return float(tier) if tier else float("inf")
+
+
+def invited(views: Mapping[str, View], round: int) -> tuple[str, ...]:
+    """Who was asked to take part in a round, if one of these parties knows it."""
+    names = {
+        event.name
+        for view in views.values()
+        if round in view.rounds
+        for event in view.events(round)
+        if isinstance(event, Invited)
+    }
+    return tuple(sorted(names))
 
 
 def observe(view: View) -> list[Observation]:

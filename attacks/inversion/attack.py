@@ -18,7 +18,7 @@ class Inversion:
 
     name = "inversion"
     observers = ("aggregator-*", "evaluator", "server")
-    needs: frozenset[Need] = frozenset({"auxiliary"})
+    needs: frozenset[Need] = frozenset({"auxiliary", "models"})
 
     def __init__(self, methods: Sequence[str] = tuple(METHODS)) -> None:
         self.methods = tuple(methods)

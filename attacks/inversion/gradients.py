@@ -9,15 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.common.attack import Unsuitable
+from attacks.common.fetched import Models
+from attacks.common.observed import invited
 from fl_privacy.coding import Known
 from fl_privacy.config import Federation
 from fl_privacy.errors import TranscriptError
 from fl_privacy.models.initial import initial
-from fl_privacy.transcript.events import Row
+from fl_privacy.transcript.events import Farewell, Row
 from fl_privacy.transcript.read import View
 from fl_privacy.vector import Vector
 
 LARGEST_BATCH = 8
+FIX = "use task: {partition: {records: 1}, train: {epochs: 1}}"
 ROUNDS = 4  # of a site that are matched at once
 Mask = NDArray[np.bool_]
 Messages = tuple[int, dict[int, str], list[Known], Mask]
@@ -44,10 +47,14 @@ class Sight:
 
 @dataclass(frozen=True)
 class Target:
-    """A site, and the gradients of its batch that were seen at known models; a row without a name is its own site."""
+    """A site, and the gradients of its batch that were seen at known models; a row without a name is its own site.
+
+    With `sites`, all these together: one step of each is like one step on all records (Athanasiou et al. 2026, F.3).
+    """
 
     site: str | None
     sights: tuple[Sight, ...]
+    sites: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -57,19 +64,42 @@ class Target:
 def filled(target: Target) -> Target:
     """The same for one that tracks nothing and takes what it did not see for zeros, as the code of ERIS's authors."""
     made = [replace(s, gradient=s.untracked, seen=np.ones_like(s.seen), bare=None) for s in target.sights]
-    return Target(target.site, tuple(made))
+    return replace(target, sights=tuple(made))
 
 
 def batch_of(federation: Federation) -> int:
     """The records of a site's one step per round; an error if it makes more steps, or a larger one."""
     train, records = federation.task.train, federation.task.typical_records(len(federation.sites))
     steps = train.epochs * -(-records // train.batch_size)
-    fix = "use task: {partition: {records: 1}, train: {epochs: 1}}"
     if steps > 1:
-        raise Unsuitable(f"task.train: inversion needs one step per round, and sites make {steps}; {fix}")
-    if records > LARGEST_BATCH:
-        raise Unsuitable(f"task.train: inversion supports batches of {LARGEST_BATCH}, and sites have {records}; {fix}")
+        raise Unsuitable(f"task.train: inversion needs one step per round, and sites make {steps}; {FIX}")
+    check_batch(records)
     return records
+
+
+def check_batch(records: int) -> None:
+    """Refuse an update of more records than a search finds."""
+    if records > LARGEST_BATCH:
+        raise Unsuitable(f"task.train: inversion supports batches of {LARGEST_BATCH}, and sites have {records}; {FIX}")
+
+
+def sums(server: View, federation: Federation, models: Models) -> list[Target]:
+    """What a server that gets sums alone knows: the mean update of a cohort, by the models before and after a round."""
+    if federation.combine.optimiser().names:
+        raise Unsuitable(f"combine.kind: {federation.combine.kind} hides the mean that inversion needs; use fedavg")
+    found, train = dict[tuple[str, ...], list[Sight]](), federation.task.train
+    for round in sorted(server.rounds):
+        farewell = any(isinstance(event, Farewell) for event in server.events(round))
+        before, after = (None, None) if farewell else (models.before(round), models.after(round))
+        if before is None or after is None:
+            continue
+        update = (after.astype(np.float64) - before) / federation.combine.lr
+        gradient = -update / train.lr - train.weight_decay * before.astype(np.float64)
+        sites = invited({"server": server}, round) or federation.site_names
+        found.setdefault(sites, []).append(Sight(round, 0, before, gradient, np.ones(before.size, np.bool_)))
+    if not found:
+        raise TranscriptError("observer: recorded no sum between two models; let the run finish a round")
+    return [Target(None, tuple(sights[:ROUNDS]), sites) for sites, sights in found.items()]
 
 
 def targets(views: Mapping[str, View], federation: Federation) -> list[Target]:

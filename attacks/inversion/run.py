@@ -15,7 +15,7 @@ from attacks.common.attack import Unsuitable
 from attacks.common.auxiliary import clip_of
 from attacks.common.knowledge import Knowledge
 from attacks.inversion import analytic, latent, pixels
-from attacks.inversion.gradients import Target, batch_of, filled, targets
+from attacks.inversion.gradients import Target, batch_of, check_batch, filled, sums, targets
 from attacks.inversion.matching import Leak, certain, labels
 from attacks.inversion.priors import Priors, learn
 from fl_privacy.errors import DataError
@@ -77,7 +77,9 @@ class Findings:
 def examine(views: Mapping[str, View], knowledge: Knowledge, seed: int, methods: Sequence[str]) -> Findings:
     """The attacks on the first targets of a run."""
     federation, shape = knowledge.federation, _shape(knowledge)
-    batch, chosen = batch_of(federation), tuple(targets(views, federation)[:MOST])
+    chosen = tuple(_targets(views, knowledge)[:MOST])
+    batch = batch_of(federation) * max(1, len(chosen[0].sites))
+    check_batch(batch)
     model, classes, records = model_of(federation), federation.task.data_set.classes, _records(knowledge)
     usable = [m for m in methods if _usable(m, records, batch == 1 and analytic.applies(model))]
     priors = None
@@ -102,6 +104,16 @@ def examine(views: Mapping[str, View], knowledge: Knowledge, seed: int, methods:
         pictures = by_method(chosen)
         zeros = {} if all(t.whole for t in chosen) else by_method([filled(t) for t in chosen])
     return Findings(chosen, pictures, zeros, inferred, _blind(records, (len(chosen), batch, *shape), seed), priors)
+
+
+def _targets(views: Mapping[str, View], knowledge: Knowledge) -> list[Target]:
+    """Single updates; where the server gets a sum, the updates of a cohort together."""
+    federation = knowledge.federation
+    server = views.get("server")
+    if server is None or federation.route.shows != "sum":
+        return targets(views, federation)
+    found = sums(server, federation, knowledge.models)
+    return [target for target in found if len(target.sites) == len(found[0].sites)]
 
 
 def _shape(knowledge: Knowledge) -> tuple[int, ...]:

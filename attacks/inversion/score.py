@@ -37,9 +37,9 @@ class Ruler:
 
 def score(findings: Findings, truth: Truth) -> Scores:
     """All measures of every method, means over the records."""
-    records = [truth.records(_site(target, truth)) for target in findings.targets]
-    originals = np.stack([_first(data, findings.labels.shape[1]).x for data in records]).astype(np.float64)
-    y = np.stack([_first(data, findings.labels.shape[1]).y for data in records]).astype(np.int64)
+    behind = [_records(target, findings.labels.shape[1], truth) for target in findings.targets]
+    originals = np.stack([x for x, _ in behind]).astype(np.float64)
+    y = np.stack([labels for _, labels in behind]).astype(np.int64)
     rulers, notes = _rulers(truth)
     measures, classes = dict[str, Measure](), truth.federation.task.data_set.classes
     for method, found in findings.pictures.items():
@@ -69,6 +69,13 @@ def _rulers(truth: Truth) -> tuple[dict[str, Ruler], list[str]]:
         return made | {"lpips": Ruler(Lpips(truth.data_dir), min)}, []
     except DataError as error:
         return made, [f"LPIPS was not measured: {error}"]
+
+
+def _records(target: Target, batch: int, truth: Truth) -> tuple[quality.Pictures, NDArray[np.int64]]:
+    """The images behind an update, and their labels; behind a sum, those of every site."""
+    names = target.sites or (_site(target, truth),)
+    parts = [_first(truth.records(name), batch // len(names)) for name in names]
+    return np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
 
 
 def _site(target: Target, truth: Truth) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.common.fetched import Models
-from attacks.common.observed import budget
+from attacks.common.observed import budget, invited
 from attacks.membership import seen
 from attacks.membership.run import completed
 from fl_privacy.config import Federation
@@ -62,20 +62,6 @@ def observe(views: Mapping[str, View], federation: Federation, models: Models, p
         rows, tiers = sent
         mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
         yield Sight(one.round, one.model, sites, mean, rows=rows, buckets=buckets(federation, sites, tiers))
-
-
-def invited(views: Mapping[str, View], round: int) -> tuple[str, ...]:
-    """Who was asked to take part, if one of these parties knows it."""
-    from fl_privacy.transcript.events import Invited
-
-    names = {
-        event.name
-        for view in views.values()
-        if round in view.rounds
-        for event in view.events(round)
-        if isinstance(event, Invited)
-    }
-    return tuple(sorted(names))
 
 
 def buckets(federation: Federation, sites: Sequence[str], tiers: Sequence[str]) -> list[Bucket]:

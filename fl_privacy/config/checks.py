@@ -68,8 +68,9 @@ def _task(f: Federation) -> Iterator[str]:
         yield f"task.hidden: only the mlp has hidden widths, and task.model is {task.model!r}; remove it"
     if task.train.crop and (len(data.shape) != 3 or min(data.shape[1:]) < task.train.crop):
         yield f"task.train.crop: {task.train.crop} does not fit {task.dataset} records of shape {data.shape}; remove it"
-    if task.train.label_smoothing and not data.classes:
-        yield f"task.train.label_smoothing: {task.dataset} has no classes; remove it"
+    for field in ("label_smoothing", "instahide"):
+        if getattr(task.train, field) and not data.classes:
+            yield f"task.train.{field}: {task.dataset} has no classes; remove it"
     if kind == "by-site" and not data.own_sites:
         yield f"task.partition.kind: {task.dataset} has no sites of its own; use iid or dirichlet"
     if kind in ("iid", "dirichlet") and not data.pooled:

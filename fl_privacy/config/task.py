@@ -53,11 +53,17 @@ class Training(Model):
     crop: int | None = Field(
         None, ge=1, le=4096, description="side of a random square of every image, enlarged to its size; default: none"
     )
+    instahide: int | None = Field(
+        None,
+        ge=1,
+        le=16,
+        description="records that InstaHide mixes into one, which it gives random signs; default: none",
+    )
 
     @property
     def regularised(self) -> str:
         """The first of the regularising fields that is set; empty if none is."""
-        return next((name for name in ("dropout", "label_smoothing", "crop") if getattr(self, name)), "")
+        return next((name for name in ("dropout", "label_smoothing", "crop", "instahide") if getattr(self, name)), "")
 
 
 class Task(Model):

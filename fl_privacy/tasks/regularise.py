@@ -1,10 +1,14 @@
-"""Regularisation of local training: dropout, label smoothing and random crops (Athanasiou et al. 2026, Table 2)."""
+"""Regularisation of local training: dropout, label smoothing and random crops (Athanasiou et al. 2026, Table 2).
+
+And InstaHide, which was made against the reconstruction of records (its Table 3).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
     from fl_privacy.tasks.train import Loss
 
 Augment = Callable[[Tensor], Tensor]
+LARGEST_PART = 0.65  # of any record in a mixture: InstaHide's c_1
 
 
 @contextmanager
@@ -69,3 +74,40 @@ def cropped(augment: Augment, side: int, draw: torch.Generator) -> Augment:
         return interpolate(torch.stack(pieces), (height, width), mode="bilinear", align_corners=False)
 
     return made
+
+
+class Hidden(NamedTuple):
+    """Encoded records, the rows that were mixed into each, and their parts in it: (k, records)."""
+
+    records: Tensor
+    rows: Tensor
+    parts: Tensor
+
+
+@dataclass(frozen=True)
+class InstaHide:
+    """Each record is mixed with k - 1 others of the site, then every number gets a random sign (Huang et al. 2020).
+
+    That is the form within one data set: the labels are mixed in the same proportion. With k = 1 only signs are drawn.
+    """
+
+    k: int
+    draw: torch.Generator
+
+    def __call__(self, x: Tensor, rows: Tensor, augment: Augment) -> Hidden:
+        """Encode these rows of all the site's records; nothing is drawn twice, so no encoding is reused."""
+        others = torch.randint(len(x), (self.k - 1, len(rows)), generator=self.draw).to(rows.device)
+        chosen, parts = torch.cat([rows[None], others]), self.parts(len(rows)).to(x.device)
+        shape = (-1, *[1] * (x.dim() - 1))
+        mixed = sum(part.view(shape) * augment(x[row]) for row, part in zip(chosen, parts, strict=True))
+        assert isinstance(mixed, Tensor)
+        signs = 2 * torch.randint(2, mixed.shape, generator=self.draw).to(mixed) - 1
+        return Hidden(mixed * signs, chosen, parts)
+
+    def parts(self, records: int) -> Tensor:
+        """Random parts that add up to 1, none above `LARGEST_PART`: a larger one is moved towards the mean."""
+        if self.k == 1:
+            return torch.ones(1, records)
+        drawn = torch.rand((self.k, records), generator=self.draw) + 1e-6
+        even, parts = 1 / self.k, drawn / drawn.sum(dim=0)
+        return even + (parts - even) * ((LARGEST_PART - even) / (parts.amax(dim=0) - even)).clamp(max=1)

@@ -28,7 +28,7 @@ Loss = Callable[[Tensor, Tensor, str], Tensor]  # (outputs, labels, reduction: n
 
 @dataclass(frozen=True)
 class Recipe:
-    """Local SGD; `proximal` is FedProx's mu (Li et al. 2020), 0 for FedAvg. The last three: see regularise.py."""
+    """Local SGD; `proximal` is FedProx's mu (Li et al. 2020), 0 for FedAvg. The last four: see regularise.py."""
 
     epochs: int
     batch_size: int
@@ -39,6 +39,7 @@ class Recipe:
     dropout: float = 0.0
     label_smoothing: float = 0.0
     crop: int | None = None
+    instahide: int | None = None
 
     def __post_init__(self) -> None:
         for field in ("epochs", "batch_size", "lr"):
@@ -142,6 +143,7 @@ class How:
     make_optimiser: Callable[[Sequence[nn.Parameter]], Any] = lambda weights: None
 
     changes: bool = False  # whether `augment` does anything
+    hide: regularise.InstaHide | None = None
 
     def optimiser(self, weights: Sequence[nn.Parameter], recipe: Recipe) -> Sgd | Torch:
         made = self.make_optimiser(weights)
@@ -197,11 +199,13 @@ def fit(
 
 
 def _regularised(how: How, recipe: Recipe, draw: torch.Generator) -> How:
-    """With smoothed labels and cropped images, if the recipe says so."""
+    """With smoothed labels, cropped images and encoded records, if the recipe says so."""
     if recipe.label_smoothing:
         how = replace(how, loss=regularise.smoothed(how.loss, recipe.label_smoothing))
     if recipe.crop is not None:
         how = replace(how, augment=regularise.cropped(how.augment, recipe.crop, draw))
+    if recipe.instahide is not None:
+        how = replace(how, hide=regularise.InstaHide(recipe.instahide, draw))
     return how
 
 
@@ -211,10 +215,20 @@ def _epoch(
     """One step per batch of rows; returns the mean loss."""
     total = torch.zeros((), device=x.device)
     for rows in batches:
-        loss = how.loss(model(how.augment(x[rows])), y[rows], "mean")
+        loss = batch_loss(model, x, y, rows, how)
         optimiser.step(list(torch.autograd.grad(loss, optimiser.weights)))
         total += loss.detach() * len(rows)
     return float(total) / len(y)
+
+
+def batch_loss(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor, how: How) -> Tensor:
+    """The mean loss of these rows; of records that InstaHide encodes, by the labels of all that are in them."""
+    if how.hide is None:
+        return how.loss(model(how.augment(x[rows])), y[rows], "mean")
+    hidden = how.hide(x, rows, how.augment)
+    outputs = model(hidden.records)
+    pairs = zip(hidden.rows, hidden.parts, strict=True)
+    return torch.stack([(part * how.loss(outputs, y[row], "none")).mean() for row, part in pairs]).sum()
 
 
 def evaluate(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss = loss_of) -> Metrics:
