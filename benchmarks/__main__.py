@@ -19,6 +19,7 @@ from benchmarks import (
     residues,
     result,
     rounds,
+    secagg,
     shares,
     side_by_side,
     source,
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Result]]] = {
     "evaluation": evaluation.run,
     "inversion": inversion.run,
     "source": source.run,
+    "secagg": secagg.run,
 }
 
 

@@ -103,12 +103,14 @@ class Relays:
 
 
 @contextmanager
-def relayed() -> Iterator[Relays]:
-    """Runs of the local engine that start inside dial their middleware through relays."""
+def relayed(nodes: bool = False) -> Iterator[Relays]:
+    """Runs of the local engine that start inside dial their middleware through relays; `nodes`: the SuperLink too."""
     relays, place = Relays(), Workspace.place
 
     def through(self: Workspace, role: str, name: str) -> Place:
         found: Place = place(self, role, name)
+        if nodes and found.superlink is not None and found.role.has_node:
+            found = replace(found, superlink=relays.address(name, found.superlink))
         return replace(found, middleware=tuple(relays.address(name, target) for target in found.middleware))
 
     relays.start()

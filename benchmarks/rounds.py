@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks import stock_engine
 from benchmarks.result import Result
+from benchmarks.stock_engine import Stock
 from fl_privacy.config import Federation, Partition, Site, Task, Training
 from fl_privacy.deploy.engines import engine
 from fl_privacy.ops.tail import Tail
@@ -78,7 +78,7 @@ def _ours(federation: Federation, folder: str, quick: bool) -> list[Evaluation]:
 
 
 def _stock(federation: Federation, folder: str, forks: bool = False) -> list[Evaluation]:
-    return stock_engine.up(federation, Path(folder), TIMEOUT, forks)
+    return Stock().up(federation, Path(folder), TIMEOUT, forks)
 
 
 def _seconds(evaluations: Sequence[Evaluation]) -> list[float]:

@@ -48,9 +48,17 @@ LINES = {
     "rounds-large": ("rounds, 0.1 M parameters",),
     "evaluation": ("3 rounds, evaluated by sites",),
     "source": ("R_P, MNIST CNN, 10 sites",),
+    "secagg": ("three mixes to SecAgg+", "residues to secret sharing, upload by formula"),
     "inversion": ("DLG, images recovered", "DLG, whole gradients", "DLG, half of the coordinates"),
 }
-PROCESSES = ("upload", "memory", "rounds", "rounds-large", "evaluation")  # start parties of a federation, or all
+PROCESSES = (
+    "upload",
+    "memory",
+    "rounds",
+    "rounds-large",
+    "evaluation",
+    "secagg",
+)  # start parties of a federation, or all
 ELSEWHERE = ("traffic",)  # tests/test_traffic.py runs its quick size and looks at every number
 
 
