@@ -3,7 +3,7 @@
 #   TORCH=cpu|cuda      torch build (default: cpu, or the build in .venv)
 #   ARCH=x86_64|aarch64 target architecture of the wheelhouse
 #   WORKERS=4           processes that run all tests side by side
-#   CHECKERS=3          processes that run the tests of `make check`
+#   CHECKERS=4          processes that run the tests of `make check`
 #   ARGS="..."          passed to the command of demo, check, test, compose-test, bench and lock
 PYTHON ?=
 TORCH ?=
@@ -11,7 +11,7 @@ ARCH ?=
 ARGS ?=
 # End-to-end tests wait more than they compute: more processes than cores. The others compute, but for a few.
 WORKERS ?= 4
-CHECKERS ?= 3
+CHECKERS ?= 4
 # Tests start many processes: each would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
