@@ -27,6 +27,7 @@ LINES = {
     ),
     "noise": ("Gaussian noise", "Gaussian noise, extra memory"),
     "compress": ("DSC, encode", "DSC, decode", "DSC, upload"),
+    "permutation": ("permuting a model", "restoring a model"),
     "residues": (
         "rns, encode",
         "rns, decode the sum",
