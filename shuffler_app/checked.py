@@ -19,7 +19,7 @@ from fl_privacy.mix.evidence import Answered, Commitment, Opened, Opening, Sum
 from fl_privacy.rns.residues import unpack
 from fl_privacy.round import statements
 from fl_privacy.round.attempt import Attempt, RunState
-from fl_privacy.round.board import ANSWERS, NONCE, OPEN, PAGE, RECOUNT, SILENT, SUMS, Board, keys_in, pages
+from fl_privacy.round.board import ANSWERS, LOST, NONCE, OPEN, PAGE, RECOUNT, SILENT, SUMS, Board, keys_in, pages
 from fl_privacy.routes.mixes import SEED
 from fl_privacy.routes.sharing import share_of
 from fl_privacy.wire import federation_pb2 as pb
@@ -159,7 +159,7 @@ class CheckedMix(Mix):
         while (said := board.said(request.stage)) is None:
             self._board(attempt)
             again = bool(site) and attempt.awaits(site)
-            require(not again, "check: a mix lost its parts; send them again", "FAILED_PRECONDITION")
+            require(not again, LOST, "FAILED_PRECONDITION")
             left = until - time.monotonic()
             if left <= 0:
                 return pb.CheckReply()

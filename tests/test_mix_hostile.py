@@ -23,7 +23,7 @@ from fl_privacy.mix.evidence import Answered, Commitment, Opened, Sum
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.rns import residues
 from fl_privacy.round import opening
-from fl_privacy.round.board import Board, gathered, keys_in
+from fl_privacy.round.board import LOST, Board, gathered, keys_in
 from fl_privacy.round.cohort import Cohort
 from fl_privacy.round.spoken import Spoken
 from fl_privacy.round.terms import FIELDS, Terms
@@ -170,7 +170,7 @@ class Site(Answering):
         self._keys = SimpleNamespace(roster=lambda: ROSTER)  # type: ignore[assignment]
         self._seat = SimpleNamespace(site=name, floor=lambda: 3, log=self._log)  # type: ignore[assignment]
         self._shown, self._nonces, self.said, self.reasons = sums, nonces, [], list[str]()
-        self._metrics = OFF
+        self._metrics, self._federation = OFF, MALICIOUS
 
     def _log(self, event: str, **facts: Any) -> None:
         self.reasons.append(facts["reason"])
@@ -197,17 +197,40 @@ def test_a_site_answers_only_if_every_other_opened_its_nonce_for_the_same_sums()
     mixed = [fooled, *made.opened[1:]]
     for name, sums in (("a", second), ("b", made.sums)):
         site = Site(name, made, sums, mixed)
-        site._answer(AT, [])
+        site._answer(AT, [], [])
         assert [Opened.decode(one).site for one in site.said] == [name]  # and no answers
         assert "opened for other sums" in site.reasons[0]
     honest = Site("b", made, made.sums, list(made.opened))
-    honest._answer(AT, [])
+    honest._answer(AT, [], [])
     kinds: list[Any] = [Opened, Answered]
     assert [kind.decode(one).attempt for kind, one in zip(kinds, honest.said, strict=True)] == [ATTEMPT] * 2
     honest._shown, honest.said = second, []
-    honest._answer(AT, [])
+    honest._answer(AT, [], [])
     assert honest.said == []
     assert "signed for others" in honest.reasons[-1]
+
+
+@pytest.mark.parametrize("losses", [1, 2, 100])
+def test_parts_that_a_mix_lost_are_sent_again_and_then_answered_for(losses: int) -> None:
+    """Nobody asks for them a second time. A mix that says so for ever is not believed for ever."""
+
+    class Waits(Site):
+        times, told = 0, losses
+
+        def _read(self, at: At, stage: str, *own: bytes) -> list[bytes]:
+            if self.told:
+                self.told -= 1
+                raise ProtocolError("FAILED_PRECONDITION", LOST)
+            return super()._read(at, stage, *own)
+
+        def _send(self, *given: Any) -> None:
+            self.times += 1
+
+    made = play()
+    site = Waits("b", made, made.sums, list(made.opened))
+    site._answer(AT, [], [])
+    assert site.times == min(losses, MALICIOUS.attempts)
+    assert len(site.said) == (2 if losses < MALICIOUS.attempts else 0)
 
 
 def test_answers_that_leave_a_mix_out_are_no_dispute() -> None:

@@ -77,8 +77,9 @@ class Findings:
 def examine(views: Mapping[str, View], knowledge: Knowledge, seed: int, methods: Sequence[str]) -> Findings:
     """The attacks on the first targets of a run."""
     federation, shape = knowledge.federation, _shape(knowledge)
+    records_of_one = batch_of(federation)  # whatever was seen
     chosen = tuple(_targets(views, knowledge)[:MOST])
-    batch = batch_of(federation) * max(1, len(chosen[0].sites))
+    batch = records_of_one * max(1, len(chosen[0].sites))
     check_batch(batch)
     model, classes, records = model_of(federation), federation.task.data_set.classes, _records(knowledge)
     usable = [m for m in methods if _usable(m, records, batch == 1 and analytic.applies(model))]

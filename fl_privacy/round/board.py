@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fl_privacy.identity.roster import Roster
 
 SUMS, NONCE, ANSWERS, RECOUNT, OPEN, SILENT = "sums", "nonce", "answers", "recount", "open", "silent"  # stages
+LOST = "check: a mix lost its parts; send them again"  # to a site that waits in the check
 PAGE = 2**19  # bytes of what is said in one reply
 MOST = 64 * 2**20  # bytes of what is said in one stage
 OVERHEAD = 64  # bytes that each part costs besides its own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from fl_privacy.errors import ProtocolError, require
 from fl_privacy.identity.pki import load_key
 from fl_privacy.mix import check, evidence
 from fl_privacy.mix.evidence import Answered, Commitment, Opened, Sum
-from fl_privacy.round.board import ANSWERS, NONCE, SUMS, gathered, keys_in
+from fl_privacy.round.board import ANSWERS, LOST, NONCE, SUMS, gathered, keys_in
 from fl_privacy.round.member import CALL, POLL
 from fl_privacy.round.spoken import Spoken
 from fl_privacy.routes.mixes import SEED
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fl_privacy.routes.mixes import MixesRoute
 
 DENIED = "PERMISSION_DENIED"
+NOT_OPEN = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class Answering(Sharing):
@@ -57,15 +58,25 @@ class Answering(Sharing):
         signed = {"root": bytes.fromhex(kept.root), "signature": bytes.fromhex(kept.signature)}
         return [{**signed, "path": merkle.path(self._leaves, 1 + place)} for place in range(len(parts))]
 
-    def _answer(self, at: At, parts: Sequence[Part]) -> None:
-        """The update is delivered: what fails from here on is for the server to try again, and no reason to abstain."""
-        if at.farewell:
-            return
-        try:
-            self._take_part(at, parts)
-        except (ProtocolError, grpc.RpcError) as error:
-            reason = client.explain(error) if isinstance(error, grpc.RpcError) else str(error)
+    def _answer(self, at: At, parts: Sequence[Part], terms: Sequence[Mapping[str, Any]]) -> None:
+        """The update is delivered: what fails from here on is for the server to try again, and no reason to abstain.
+
+        A mix that was restarted needs its part again. The others have theirs, and none of them asks for it, so the site
+        sends it without being asked; a mix whose attempt is not open again yet is asked until it is.
+        """
+        for _ in range(0 if at.farewell else self._federation.attempts):
+            try:
+                return self._take_part(at, parts)
+            except (ProtocolError, grpc.RpcError) as error:
+                reason = client.explain(error) if isinstance(error, grpc.RpcError) else str(error)
             self._seat.log("not-answered", **at.where, reason=reason)
+            if not reason.endswith(LOST):
+                return None
+            try:
+                self._send(parts, terms, *NOT_OPEN)
+            except (ProtocolError, grpc.RpcError):
+                return None
+        return None
 
     def _take_part(self, at: At, parts: Sequence[Part]) -> None:
         """Read the sums, open the nonce, and answer the challenge; nothing is opened for sums that break a rule."""

@@ -78,25 +78,28 @@ class Sharing(Member):
         counted = [None] * len(parts) if counts is None else self._shares(at, counts)
         said = self._said()
         papers = self._papers(at, parts)
+        terms = [{**said, **paper, "counts": sent(count)} for paper, count in zip(papers, counted, strict=True)]
+        self._send(parts, terms)
+        self._answer(at, parts, terms)
+
+    def _send(self, parts: Sequence[Part], terms: Sequence[Mapping[str, Any]], *also: grpc.StatusCode) -> None:
+        """Every mix its part, side by side; a mix that has it already says so."""
         with self._metrics.phase("uploading"):
             uploads = [
                 self._pool.submit(
-                    client.patiently,
-                    partial(self._upload, self._stubs[index], part, {**said, **paper, "counts": sent(count)}),
-                    self._until,
+                    client.patiently, partial(self._upload, self._stubs[index], part, one), self._until, *also
                 )
-                for index, part, count, paper in zip(self._chosen, parts, counted, papers, strict=True)
+                for index, part, one in zip(self._chosen, parts, terms, strict=True)
             ]
             failed = [error for upload in uploads if (error := upload.exception()) is not None]
         if failed:
             raise failed[0]
-        self._answer(at, parts)
 
     def _papers(self, at: At, parts: Sequence[Part]) -> list[dict[str, Any]]:
         """What the site signs about its parts: nothing, unless the sums are checked."""
         return [{} for _ in parts]
 
-    def _answer(self, at: At, parts: Sequence[Part]) -> None:
+    def _answer(self, at: At, parts: Sequence[Part], terms: Sequence[Mapping[str, Any]]) -> None:
         """Take part in the check of the sums, if there is one."""
 
     def _upload(self, stub: rpc.Stub, part: Part, terms: Mapping[str, Any]) -> bool:
