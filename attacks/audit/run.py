@@ -39,8 +39,15 @@ class Failure:
 
 
 def key(job: Job) -> str:
-    """What a finished run is found again by: everything that its numbers depend on."""
-    facts = {"federation": job.federation.model_dump(mode="json"), "attacks": job.attacks, "suite": SUITE}
+    """What a finished run is found again by: everything that its numbers depend on.
+
+    Of the federation what the matrix says, not the defaults: another version may have more options.
+    """
+    facts = {
+        "federation": job.federation.model_dump(mode="json", exclude_unset=True),
+        "attacks": job.attacks,
+        "suite": SUITE,
+    }
     facts |= {name: value for name in ("views", "curves") if (value := getattr(job, name))}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -60,7 +67,7 @@ class Store:
 
     def write(self, job: Job, record: dict[str, Any]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path(job), json.dumps(plain(record), indent=1))
+        write_whole(self._path(job), json.dumps(plain(record), separators=(",", ":")))
 
     def missing(self, jobs: Sequence[Job]) -> list[Job]:
         """In order, and of several with the same federation only the first."""
