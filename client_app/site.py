@@ -24,7 +24,7 @@ from fl_privacy.round.terms import FAREWELLS
 from fl_privacy.routes.base import SiteSeat, Ticket, no_head
 from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At, Seat
-from fl_privacy.tasks.train import device as find_device
+from fl_privacy.tasks.train import Diverged, device as find_device
 from fl_privacy.tasks.workload import Fit, Workload
 from fl_privacy.transcript.events import filed
 from fl_privacy.transcript.recorder import RunRecorder
@@ -237,9 +237,16 @@ class Site:
         data, name, device = self._data.records(at.run), self.config.name, self.config.device
         if self.config.behaviour is not None:
             data = self.config.behaviour.records(data, self._scene(model, at))
-        update = self._work.update(model, data, name, at.round, device, private)
-        if not np.isfinite(update).all():
-            raise FederationError("training: the update is not finite; lower task.train.lr")
+        try:
+            update = self._work.update(model, data, name, at.round, device, private)
+            if not np.isfinite(update).all():
+                raise Diverged("training: the update is not finite; lower task.train.lr")
+        except Diverged as error:
+            if not self.private:
+                raise
+            # The server chooses the model: an abstention would say without noise whether it diverges here.
+            self.log("diverged", **at.where, policy=self.policy, reason=str(error))
+            return np.zeros_like(model)
         return update
 
     def _scene(self, model: Vector, at: At) -> Scene:

@@ -21,6 +21,7 @@ from fl_privacy.deploy import confine
 from fl_privacy.deploy.confine import Means
 from fl_privacy.errors import ConfigError
 from fl_privacy.steps.base import At
+from fl_privacy.tasks.train import Diverged
 from fl_privacy.wire.stream import digest
 from helpers import Keys, ask_of
 from sites import PARAMETERS, Events, Work
@@ -108,7 +109,6 @@ CAUSES: dict[str, Callable[[Worker], None]] = {
     "budget: ": spent,
     "is not approved here": unapproved,
     "RuntimeError: CUDA out of memory.": failing(out_of_memory),
-    "the update is not finite": failing(not_finite),
 }
 
 
@@ -151,6 +151,43 @@ def test_a_damaged_note_of_the_time_is_as_good_as_none(tmp_path: Path, text: str
     began = time.monotonic()
     Moment(tmp_path, 0.4).wait(began)
     assert time.monotonic() - began >= 0.1
+
+
+def diverged(private: Any) -> np.ndarray:
+    raise Diverged("train.lr: the loss became nan")
+
+
+@pytest.mark.parametrize("train", [not_finite, diverged])
+def test_under_noise_it_does_not_show_whether_a_model_diverges_on_a_site_s_records(
+    site: Worker, train: Callable[[Any], np.ndarray]
+) -> None:
+    """The server chooses the model, and could ask about records as often as it likes: an abstention has no noise."""
+    site.work.train = train
+    (fields, payload), _ = site.ask(1)
+    assert fields == {"status": "done"}
+    sent = np.frombuffer(payload, np.float32)
+    assert sent.shape == (PARAMETERS,)
+    assert np.isfinite(sent).all()
+    assert sent.std() > 1  # noise alone
+    assert len(site.log.events("charged")) == len(site.log.events("uploaded")) == 1
+    assert len(site.log.events("diverged")) == 1
+
+
+@pytest.mark.parametrize("train", [not_finite, diverged])
+def test_without_noise_a_site_whose_training_diverges_abstains(
+    tmp_path: Path, train: Callable[[Any], np.ndarray]
+) -> None:
+    site = Worker(tmp_path, Keys(tmp_path / "pki"))
+    plain = CONFIG.replace("privatise: {kind: ldp, clip: 1.0}\n", "").replace("epsilon: 1, ", "")
+    site.federation = Federation.parse(
+        plain.replace(", epsilon: 1}", "}").replace("POLICY", str(tmp_path / "policy.yaml"))
+    )
+    site.policy(POLICY + "allow_plain: true\n")
+    site.start()
+    site.work.train = train
+    assert site.ask(1)[0] == ABSTAINED
+    assert not site.log.events("uploaded", "charged")
+    assert "not finite" in site.log.reasons[0] or "nan" in site.log.reasons[0]
 
 
 def test_code_that_fails_costs_a_round_and_not_the_worker(site: Worker) -> None:

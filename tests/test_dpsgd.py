@@ -195,6 +195,17 @@ def test_a_record_whose_gradient_overflows_cannot_fail_the_round() -> None:
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("size", [1e35, 1e37, 3e38])
+def test_a_huge_gradient_moves_the_sum_by_at_most_the_bound_too(size: float) -> None:
+    """Below 1e-38 a float32 factor loses its digits: the norm was more than the bound."""
+    model = torch.nn.Linear(1000, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    x, y = torch.full((1, 1000), size), torch.ones(1)
+    for bound in (1.0, 1e-2, 1e-4):
+        total = dpsgd.clipped_sum(model, x, y, bound, lambda outputs, labels, _: (outputs[:, 0] * labels).sum())
+        assert norm(total) <= bound
+
+
 def trained(plan: Plan, data: Dataset, recipe: Recipe, key: bytes = KEY) -> np.ndarray:
     """The complete change that a training makes to a wide model."""
     model = models.build("mlp", (1, 8, 8), 10, seed=0, hidden=(4000,))

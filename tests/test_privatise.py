@@ -51,6 +51,15 @@ def test_a_clipped_update_is_never_longer_than_the_bound_and_points_the_same_way
         assert cosine == pytest.approx(1, abs=1e-5)
 
 
+@given(magnitude=st.floats(30, 38.5), bound=st.floats(-6, 2), size=st.integers(1, 10_000))
+def test_an_update_of_training_that_diverged_is_no_longer_than_the_bound_either(
+    magnitude: float, bound: float, size: int
+) -> None:
+    """Below 1e-38 a float32 factor loses its digits: the norm was up to twice the bound."""
+    update = np.full(size, 10.0**magnitude, np.float32)
+    assert np.linalg.norm(ldp.clip(update, 10.0**bound).astype(np.float64)) <= 10.0**bound
+
+
 @pytest.mark.parametrize("epsilon", [0.5, 8])
 def test_the_noise_is_twice_the_bound_times_sigma(epsilon: float) -> None:
     size = 200_000

@@ -17,6 +17,7 @@ from fl_privacy.tasks.train import How, Loss, Recipe, few_threads, loss_of, plac
 
 MOST_NUMBERS = 2**24  # gradient entries held at once: a large Poisson batch is processed in parts
 BELOW = 1 - 1e-6  # rounded down slightly: the norm of a float32 gradient must not exceed the bound
+TINY = torch.finfo(torch.float32).tiny  # smaller factors are imprecise: the norm could be twice the bound
 
 
 def fit(
@@ -52,6 +53,7 @@ def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, bound: float, loss: Loss
         each = [g.detach().flatten(1).nan_to_num(0.0, 0.0, 0.0) for g in found]
         norms = torch.stack([torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in each]).norm(dim=0)
         factors = (bound * BELOW / norms).clamp(max=1.0)
+        factors = torch.where(factors < TINY, 0.0, factors)
         for part, g in zip(total, each, strict=True):
             part += factors.to(g.dtype) @ g
     return [part.view_as(weight) for part, weight in zip(total, weights, strict=True)]

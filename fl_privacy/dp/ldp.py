@@ -16,13 +16,20 @@ from fl_privacy.dp.noise import standard_normal
 
 Vector = NDArray[np.float32]
 UNIT, ADJACENCY = "site", "replace"
+TINY = float(np.finfo(np.float32).tiny)  # smaller float32 numbers have fewer digits
 
 
 def clip(update: Vector, bound: float) -> Vector:
-    """The update, scaled down to norm `bound` if its norm is larger."""
+    """The update, scaled down to norm `bound` if its norm is larger; 0 if its norm is so large that training diverged.
+
+    A factor that small is imprecise in float32, and the norm of the result could be twice the bound.
+    """
     norm = math.sqrt(float(np.dot(update.astype(np.float64), update)))
     # Rounded down slightly: the norm of the float32 result must not exceed the bound.
-    return update if norm <= bound else update * np.float32(bound / norm * (1 - 1e-6))
+    factor = 1.0 if norm <= bound else bound / norm * (1 - 1e-6)
+    if factor < TINY:
+        return np.zeros_like(update)
+    return update if norm <= bound else update * np.float32(factor)
 
 
 def sigma(epsilon: float, delta: float, rounds: int = 1) -> float:

@@ -26,6 +26,10 @@ Progress = Callable[[int, float], None]
 Loss = Callable[[Tensor, Tensor, str], Tensor]  # (outputs, labels, reduction: none, mean or sum)
 
 
+class Diverged(FederationError):
+    """Numbers became too large in training: the model, the learning rate or the records made them so."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Local SGD; `proximal` is FedProx's mu (Li et al. 2020), 0 for FedAvg. The last four: see regularise.py."""
@@ -190,9 +194,7 @@ def fit(
             order = torch.randperm(len(y), generator=generator).to(x.device)
             loss = _epoch(model, x, y, torch.split(order, recipe.batch_size), optimiser, how)
             if not math.isfinite(loss):
-                raise FederationError(
-                    f"train.lr: with {recipe.lr} the loss became {loss} in epoch {epoch + 1}; lower it"
-                )
+                raise Diverged(f"train.lr: with {recipe.lr} the loss became {loss} in epoch {epoch + 1}; lower it")
             if progress is not None:
                 progress(epoch, loss)
     return loss
