@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections import Counter
@@ -19,10 +20,14 @@ from fl_privacy.deploy.engines.engine import up
 from fl_privacy.deploy.engines.resume import Earlier, check
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.dp import gaussian
-from fl_privacy.errors import ConfigError, FederationError, LaunchError
-from fl_privacy.transcript import open_run, verify
+from fl_privacy.errors import ConfigError, FederationError, LaunchError, TranscriptError
+from fl_privacy.transcript import RunWriter, open_run, verify
+from fl_privacy.transcript.run import SIGNED_FIELDS
+from fl_privacy.transcript.signing import Signer
+from fl_privacy.transcript.write import write_manifest
 from fl_privacy.vector import Layout
 from server_app.statement import Statement
+from transcripts import CA, RUN, SERVER, SITE
 
 BASE = "name: base\nsites: [{name: a}, {name: b}, {name: c}]\nrounds: 5\ndeadline: 60\n"
 
@@ -195,6 +200,56 @@ def test_a_server_that_was_killed_counts_every_attempt_that_it_may_have_made(
     plan = ServerPlan(run="r", run_dir=tmp_path, config=tmp_path, keys=tmp_path, log=tmp_path)
     found = Statement(federation, plan, Layout(()), 4).begin()
     assert (found["rounds"], found["guarantee"]["sites"]["a"]["attempts"]) == (4, attempts)
+
+
+# Whose word a resumed run starts on
+
+
+def interrupted(runs: Path, federation: Federation) -> Path:
+    """A run that its server has begun, and a folder of runs with its authority."""
+    (runs / "pki").mkdir(parents=True)
+    (runs / "pki" / "ca.pem").write_bytes(CA.pem)
+    config = federation.model_dump(mode="json")
+    RunWriter(runs / RUN, {"run": RUN, "config": config, "digest": federation.digest, "observers": {}}, *SERVER)
+    return runs / RUN
+
+
+def with_code(path: Path, source: str) -> bytes:
+    """The manifest with a task of somebody's own in its config."""
+    found = json.loads((path / "manifest.json").read_text())
+    task = {"code": "task.py", "source": source, "sha256": hashlib.sha256(source.encode()).hexdigest()}
+    found["config"]["task"] = task
+    return json.dumps(found, indent=2).encode() + b"\n"
+
+
+def test_a_manifest_that_was_changed_starts_nothing_and_runs_no_code(tmp_path: Path) -> None:
+    """Its config, and the code of a task in it, would run at every site of this machine."""
+    federation = Federation.parse(BASE)
+    path = interrupted(tmp_path / "runs", federation)
+    assert Earlier.find(path, tmp_path).federation().digest == federation.digest
+    check(path, federation)
+    ran = tmp_path / "ran"
+    (path / "manifest.json").write_bytes(with_code(path, f"open({str(ran)!r}, 'w')\n"))
+    for start in (
+        lambda: Earlier.find(path, tmp_path).federation(),
+        lambda: check(path, federation),
+        lambda: up(federation, "simulation", path.parent, resume=path),
+    ):
+        with pytest.raises(TranscriptError, match="the signature does not fit the content"):
+            start()
+    assert not ran.exists()
+
+
+def test_a_manifest_that_another_party_signed_starts_nothing(tmp_path: Path) -> None:
+    federation = Federation.parse(BASE)
+    path = interrupted(tmp_path / "runs", federation)
+    found = json.loads((path / "manifest.json").read_text())
+    write_manifest(path, {name: value for name, value in found.items() if name not in SIGNED_FIELDS}, Signer(*SITE))
+    with pytest.raises(TranscriptError, match="a manifest is the server's to sign"):
+        Earlier.find(path, tmp_path).federation()
+    (path.parent / "pki" / "ca.pem").unlink()
+    with pytest.raises(LaunchError, match=r"ca\.pem is missing"):
+        check(path, federation)
 
 
 # Whole runs

@@ -88,11 +88,10 @@ def evidence(
 
 
 def _authority(path: Path, given: Path | None) -> bytes:
-    """The certificate to verify a run with; runs of the local engine share one, others have theirs beside them."""
-    from fl_privacy.transcript.run import anchor
+    """The certificate to verify a run with."""
+    from fl_privacy.transcript.run import authority_of
 
-    own = anchor(path)
-    found = given or (own if own.exists() else path.parent / "pki" / "ca.pem")
+    found = given or authority_of(path)
     if not found.exists():
         raise FederationError(f"ca: {found} not found; give the authority's certificate with --ca")
     return found.read_bytes()

@@ -158,6 +158,12 @@ def anchor(run_dir: Path) -> Path:
     return run_dir.with_name(f".{run_dir.name}.ca.pem")
 
 
+def authority_of(run_dir: Path) -> Path:
+    """The certificate to verify a run with; runs of the local engine share one, others have theirs beside them."""
+    own = anchor(run_dir)
+    return own if own.exists() else run_dir.parent / "pki" / "ca.pem"
+
+
 def view_folder(root: Path, where: str) -> Path:
     """A view by its place, which an untrusted file may have named: `views/<name>` or `truth/<name>`, and no link."""
     group, _, name = where.partition("/")

@@ -103,6 +103,11 @@ def verify(path: str | Path, ca_pem: bytes, head: str | None = None) -> Report:
     return report
 
 
+def signed_manifest(root: Path, ca_pem: bytes) -> dict[str, Any]:
+    """The manifest of a run, if a server of this authority signed it; a TranscriptError otherwise."""
+    return _check_manifest(root, load_anchors(ca_pem))[0].manifest
+
+
 def _check_manifest(root: Path, anchors: Store) -> tuple[Signed, Identity]:
     found, where = read_manifest(root), str(root / MANIFEST)
     signer = identify(found.message, found.document, anchors, where)

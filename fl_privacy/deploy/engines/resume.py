@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -14,7 +14,8 @@ from fl_privacy.config.changes import accepted, config_of
 from fl_privacy.errors import LaunchError
 from fl_privacy.ops.runs import find
 from fl_privacy.ops.status import CONFIG
-from fl_privacy.transcript.run import MANIFEST, load_manifest
+from fl_privacy.transcript.run import MANIFEST, authority_of
+from fl_privacy.transcript.verify import signed_manifest
 
 NOTE = "up.json"
 NEVER = "never started; start a new run with fl-privacy up CONFIG"
@@ -51,7 +52,7 @@ class Earlier:
     def federation(self) -> Federation:
         """As the run's manifest has it, or for a run without one (yet, or in its containers), as `up` wrote it."""
         if (self.run_dir / MANIFEST).exists():
-            return config_of(load_manifest(self.run_dir)[0], str(self.run_dir / MANIFEST))
+            return config_of(_signed(self.run_dir), str(self.run_dir / MANIFEST))
         home = _home(self.run_dir)
         for config in (home / "federation.yaml", home / CONFIG):
             if config.exists():
@@ -66,11 +67,19 @@ def check(run_dir: Path, federation: Federation) -> None:
         if not (_home(run_dir) / CONFIG).exists():
             raise LaunchError(f"resume {name}: {NEVER}")
         return
-    manifest = load_manifest(run_dir)[0]
+    manifest = _signed(run_dir)
     changed = {change.field for change in accepted(manifest, federation, name)}
     if manifest.get("status") == "completed" and "rounds" not in changed:
         done = manifest.get("rounds") or federation.rounds
         raise LaunchError(f"resume {name}: complete after {done} rounds; raise `rounds` in CONFIG to train longer")
+
+
+def _signed(run_dir: Path) -> dict[str, Any]:
+    """The manifest, as a server signed it: its config, with a task's code in it, is what starts here."""
+    file = authority_of(run_dir)
+    if not file.is_file():
+        raise LaunchError(f"resume {run_dir.name}: {file} is missing, so nobody can tell who signed it; restore it")
+    return signed_manifest(run_dir, file.read_bytes())
 
 
 def _home(run_dir: Path) -> Path:
