@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from fl_privacy.transcript import RunWriter, ViewWriter, chain, open_run, signing, verify
 from fl_privacy.transcript.files import file_sha256
@@ -38,6 +39,7 @@ from transcripts import (
 )
 
 ROOT = Path(__file__).parent.parent
+ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256
 OLD = Path(__file__).parent / "old_transcripts"  # written by the versions that had these formats
 
 
@@ -400,6 +402,15 @@ def _(tmp_path: Path) -> Case:
     return Case(path)
 
 
+@case("link-added", NAMED)
+def _(tmp_path: Path) -> Case:
+    path = make_run(tmp_path)
+    (path / "report.html").symlink_to("/etc/hostname")
+    (path / "more").symlink_to("/etc")
+    (path / "scores.json.part").write_text("{}")
+    return Case(path)
+
+
 @case("older-format", NAMED)
 def _(tmp_path: Path) -> Case:
     return old(tmp_path)
@@ -444,6 +455,17 @@ def _(tmp_path: Path) -> Case:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signing, "utc_now", lambda: (datetime.now(UTC) - timedelta(days=0.75)).strftime(TIME))
         write_manifest(path, manifest_of(path) | {"config": {"name": "demo", "private": True}}, Signer(*stolen))
+    return Case(path, head=head)
+
+
+@case("signature-twin", NOT_DETECTED)
+def _(tmp_path: Path) -> Case:
+    """Of r and s, the order of P-256 minus s fits as well."""
+    path = make_run(tmp_path)
+    head, text = head_of(path), (path / "manifest.json").read_text()
+    found = json.loads(text)["signature"]
+    r, s = decode_dss_signature(bytes.fromhex(found))
+    (path / "manifest.json").write_text(text.replace(found, encode_dss_signature(r, ORDER - s).hex()))
     return Case(path, head=head)
 
 

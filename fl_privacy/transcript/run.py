@@ -179,12 +179,24 @@ def view_folder(root: Path, where: str) -> Path:
 
 def run_files(root: Path) -> list[str]:
     """The run's own files, by their place in it: all but the manifest, views, truth and logs."""
+    return [name for name in _names(root) if not _is_stray(root, name)]
+
+
+def stray_files(root: Path) -> list[str]:
+    """What no close covers: links, which may lead anywhere, and files that were never finished."""
+    return [name for name in _names(root) if _is_stray(root, name)]
+
+
+def _is_stray(root: Path, name: str) -> bool:
+    return name.endswith(PART) or (root / name).is_symlink()
+
+
+def _names(root: Path) -> list[str]:
     found = []
     for folder, folders, names in os.walk(root):
-        here = Path(folder).relative_to(root)
-        if here == Path("."):
+        if Path(folder) == root:
             folders[:] = [name for name in folders if name not in (VIEWS, TRUTH, LOGS)]
             names = [name for name in names if name != MANIFEST]
-        kept = [Path(folder) / name for name in names if not name.endswith(PART)]
-        found += [path.relative_to(root).as_posix() for path in kept if not path.is_symlink()]
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        found += [(Path(folder) / name).relative_to(root).as_posix() for name in (*names, *links)]
     return sorted(found)

@@ -26,6 +26,7 @@ from fl_privacy.transcript.run import (
     places,
     read_manifest,
     run_files,
+    stray_files,
     view_folder,
 )
 from fl_privacy.transcript.signing import Identity, identify, load_anchors
@@ -166,6 +167,8 @@ def _check_run_files(root: Path, manifest: dict[str, Any], report: Report) -> No
         report.holds("files", f"{covered} files of the run checked against the manifest")
     if loose := sorted(found - manifest["files"].keys()):
         report.note("files", f"not covered by the manifest: {', '.join(loose)}")
+    if stray := stray_files(root):
+        report.note("files", f"links and unfinished files, which no manifest covers: {', '.join(stray)}")
 
 
 def _check_view(root: Path, where: str, expected: Expected, manifest: Mapping[str, Any], report: Report) -> None:
