@@ -204,3 +204,21 @@ def test_a_site_s_own_floor_holds_for_its_bucket(tmp_path: Path) -> None:
         assert list((await trial.collect(header))[0].tiers) == ["1"] * 7
 
     asyncio.run(main())
+
+
+def test_a_floor_that_a_tier_never_meets_leaves_out_its_sender_alone(tmp_path: Path) -> None:
+    """Otherwise every attempt would fail, and cost all other sites a charge."""
+
+    async def main() -> None:
+        trial = Trial(tmp_path)
+        header = await trial.open((*LOW[:3], *HIGH))
+        await trial.send(header, (*LOW[:3], *HIGH[1:]))
+        with refused("INVALID_ARGUMENT"):
+            update = np.zeros(LENGTH, np.float32)
+            await trial.service.submit(submission(header, update, tier="4", floor=4), trial.site(HIGH[0]))
+        request = pb.AbstainRequest(run="run", round=1, attempt=header.attempt)
+        await trial.service.abstain(request, trial.site(HIGH[0]))
+        release, rows = await trial.collect(header)
+        assert (release.phase, sorted(rows)) == ("released", sorted((*LOW[:3], *HIGH[1:])))
+
+    asyncio.run(main())

@@ -281,6 +281,21 @@ def test_no_submission_can_set_a_floor_above_the_cohort() -> None:
     assert round.phase is Phase.CLOSED
 
 
+def test_no_submission_can_set_a_floor_that_the_organisations_of_a_cohort_never_meet() -> None:
+    """Two sites of one hospital count once, and so does each tier that is mixed by itself."""
+    hospitals = {"ann": "x", "bob": "x", "cid": "y"}
+    round = Round(SPEC, 1, 0.0, hospitals)
+    with refused("INVALID_ARGUMENT"):
+        round.begin("ann", submission(floor=3), 0.0)
+    accept(round, "ann", "bob", "cid", floor=2)
+    assert round.phase is Phase.CLOSED
+    halves = Round(SPEC, 1, 0.0, {"ann": "x", "bob": "y", "cid": "z"}, lambda names, runs, least: [(0, 1), (2,)])
+    with refused("INVALID_ARGUMENT"):
+        halves.begin("ann", submission(floor=2), 0.0)
+    accept(halves, "ann", "bob", "cid")
+    assert halves.phase is Phase.CLOSED
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -98,6 +98,7 @@ class Round:
     _abstained: set[str] = field(default_factory=set)
     _running: dict[str, int] = field(default_factory=dict)
     _ticket: int = 0
+    _met: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)  # by floor
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -129,6 +130,18 @@ class Round:
         sets = self.divide(clients, self.run_by(clients), self.least)
         return all(self.may_release([clients[i] for i in members]) for members in sets)
 
+    def _has(self, floor: int) -> bool:
+        """Whether the whole cohort could be released with this floor: one that nobody can meet would fail the round."""
+        if floor not in self._met:
+            sites = sorted(self.organisations)
+            parties = self.run_by(sites)
+            met = not sites or len(set(parties)) >= floor
+            if met and sites and not self.spec.farewell:
+                sets = self.divide(sites, parties, floor)
+                met = all(len({parties[i] for i in members}) >= floor for members in sets)
+            self._met[floor] = met
+        return self._met[floor]
+
     def digests(self, clients: Iterable[str]) -> list[bytes]:
         """What each of these clients sent."""
         return [self._accepted[client].digest for client in clients]
@@ -151,7 +164,8 @@ class Round:
         require(submission.attempt == spec.attempt, reopened, "FAILED_PRECONDITION")
         require(submission.layout == spec.layout, "layout: another model than this round's; check task and model")
         require(submission.length == spec.length, f"length: {submission.length}, but the round has {spec.length}")
-        require(1 <= submission.floor <= spec.cohort, f"floor: {submission.floor} in a cohort of {spec.cohort}")
+        asked = f"floor: {submission.floor}, which the whole cohort, or its smallest tier, does not have"
+        require(1 <= submission.floor <= spec.cohort and self._has(submission.floor), asked)
         if client in self._accepted:
             same = self._accepted[client].digest == submission.digest
             require(same, "digest: another update of this client was accepted before", "ALREADY_EXISTS")
