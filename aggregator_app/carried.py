@@ -41,6 +41,7 @@ class Carried:
     deciding: asyncio.Task[None] | None = None
     shared: dict[int, pb.ShareHeader] = field(default_factory=dict)
     asked: dict[int, frozenset[str]] = field(default_factory=dict)  # for whose copies a shard was asked for again
+    modelled: set[int] = field(default_factory=set)  # aggregating sites that were given the model of the round
     result: pb.ReleaseHeader | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -28,7 +28,7 @@ from fl_privacy.round.attempt import Attempt, RunState
 from fl_privacy.round.counted import received, sent
 from fl_privacy.round.letters import CARD
 from fl_privacy.round.machine import Phase
-from fl_privacy.round.resident import APPLY, CARD as CARD_DUTY, CHECK, SEND
+from fl_privacy.round.resident import APPLY, CARD as CARD_DUTY, CHECK, MODEL, SEND
 from fl_privacy.round.service import Middleware, Offer, Parts, first
 from fl_privacy.round.shard_statements import Equivocation
 from fl_privacy.round.terms import joined
@@ -139,6 +139,7 @@ class Mailbox(Middleware):
         if duty is not None or not self._ready(state, run, run.now, site):
             return duty
         found = await super().due(state, request, site)
+        found = found or self._to_cut(run.now, site)
         return None if found is None else self._with_model(found[0], run, run.now, site)
 
     def _duty(
@@ -147,6 +148,8 @@ class Mailbox(Middleware):
         phase, here = carried.attempt.round.phase, request.holds == carried.header.attempt
         if phase in (Phase.OPENED, Phase.COLLECTING):
             return self._asked_for(state, run, carried, index)
+        if self._to_cut(carried, self._sites[index]) and self._ready(state, run, carried, self._sites[index]):
+            return None
         over = carried.done.is_set() or carried.attempt.rows is None
         if phase not in (Phase.CLOSED, Phase.RELEASED) or over or index in carried.shared:
             return None
@@ -167,6 +170,14 @@ class Mailbox(Middleware):
             return None
         carried.asked[index] = sites
         return self._told(carried, SEND, None)
+
+    def _to_cut(self, carried: Carried, site: str) -> Offer | None:
+        """With masks per round, an aggregating site cuts its next shard from the model, also if it does not train."""
+        wanted = self._route.joins_every_round and carried.version and not carried.header.farewell
+        over = carried.attempt.round.phase not in (Phase.OPENED, Phase.COLLECTING, Phase.CLOSED, Phase.RELEASED)
+        if not wanted or over or site not in self._sites or self._sites.index(site) in carried.modelled:
+            return None
+        return self._told(carried, MODEL, None)
 
     def _told(self, carried: Carried, duty: str, data: NDArray[np.uint8] | None, **facts: Any) -> Offer:
         header = pb.RoundHeader(duty=duty, **facts)
@@ -193,6 +204,8 @@ class Mailbox(Middleware):
             header.sealed.add(said=one.said, envelope=one.envelopes[site], length=one.data.size)
         data = np.concatenate([one.data for one in shards])
         header.digest = digest(data)
+        if site in self._sites:
+            carried.modelled.add(self._sites.index(site))
         return header, data
 
     # What aggregating sites answer
@@ -271,6 +284,9 @@ class Mailbox(Middleware):
         now = header.said.attempt == carried.header.attempt
         await self._check_said(state, carried, index, header, now)
         data = await self._take(carried, index, header, parts, farewell=now and carried.header.farewell > 0)
+        lacking = set() if now else carried.asked.get(index, frozenset()) - {one.site for one in header.envelopes}
+        if lacking:
+            self.log("no-key", **carried.attempt.round.spec.where, by=site, sites=sorted(lacking))
         if data.size:
             run.held[index] = Held(header.said, {one.site: one.sealed for one in header.envelopes}, data)
         if now and not carried.done.is_set() and index not in carried.shared:

@@ -72,10 +72,6 @@ def test_masks_of_the_run_do_not_change() -> None:
         ({"combine": {"kind": "fedadam"}}, "combine.kind: fedadam keeps moments"),
         ({"combine": {"kind": "fedyogi"}}, "combine.kind: fedyogi keeps moments"),
         ({"route": {**CHANGING, "settlement": "partial"}}, "route.settlement: partial keeps old shards"),
-        (
-            {"route": {**CHANGING, "placement": "sites"}, "evaluate": {"by": "sites"}},
-            "`placement: sites` cannot be combined with `masks: round`, because",
-        ),
     ],
 )
 def test_what_keeps_state_per_coordinate_is_refused(changes: dict[str, Any], named: str) -> None:

@@ -387,6 +387,21 @@ def test_a_plan_of_shards_has_times_and_the_leakage_bound(tmp_path: Path) -> Non
     assert f"one aggregator learns at most {10 * shard:,} C_max of a site in 10 rounds; c of the 4 together" in text
 
 
+def test_a_plan_of_sites_that_aggregate_says_what_seals_add_and_the_paper_s_time(tmp_path: Path) -> None:
+    text = "sites: 5\nrounds: 10\nevaluate: sites\nroute: {kind: shards, aggregators: 4, placement: sites}\n"
+    found = json.loads(planned(tmp_path, text, "--json"))
+    size, shard = 4 * found["parameters"], -(-found["parameters"] // 4)
+    mailbox, aggregates, trains = found["per_round"][1:]
+    assert [one["count"] for one in (mailbox, aggregates, trains)] == [1, 4, 1]
+    assert all(0 < seal < 10_000 for one in (mailbox, aggregates, trains) for seal in one["seals"])
+    assert found["leakage"] == [{"party": "site that aggregates", "count": 4, "coordinates": 10 * shard}]
+    assert found["distribution_time"]["published"] == distribution_time("eris", size, 5, RATE, aggregators=4)
+    assert found["distribution_time"]["updates"] == mailbox["updates"][0] / RATE
+    said = " ".join(planned(tmp_path, text).split())
+    assert f"site that aggregates {aggregates['seals'][0]:,} in, {aggregates['seals'][1]:,} out" in said
+    assert f"one site that aggregates learns at most {10 * shard:,} C_max of a site" in said
+
+
 def test_a_plan_with_an_impossible_rate_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(SHARDS)

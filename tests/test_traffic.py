@@ -8,6 +8,7 @@ from benchmarks import traffic
 from fl_privacy.config import Federation
 from fl_privacy.crypto import sealing
 from fl_privacy.shard import sealed
+from fl_privacy.theory.cost import times
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,33 @@ def test_the_plan_of_a_mailbox_counts_every_byte_twice_and_what_seals_add() -> N
     assert mailbox.bytes_out == 4 * site.bytes_in + server.bytes_in
     counts, numbers = federation.bytes_of_counts, 4 * 80_000
     pieces, model = sum(sealed.sizes([numbers // 4] * 4, counts // 8)), numbers + 4 * sealing.TAG
-    assert mailbox.bytes_in == 4 * pieces + model + 4 * counts
-    assert mailbox.bytes_out == 4 * (pieces + model) + counts
+    keyed = sealing.OVERHEAD + 32  # the key to a shard, for one site
+    assert mailbox.bytes_in == 4 * pieces + model + 4 * 4 * keyed + 4 * counts
+    assert mailbox.bytes_out == 4 * (pieces + model + 4 * keyed) + counts
+    assert mailbox.seals[0] == mailbox.bytes_in - 5 * numbers - (4 * 4 + 4) * counts
+    assert (site.seals[1], site.seals[0]) == (mailbox.seals[0] // 4, mailbox.seals[1] // 4)
+    assert mailbox.observed == 0
+
+
+@pytest.mark.parametrize("masks", ["run", "round"])
+def test_a_plan_where_some_sites_aggregate_has_what_both_kinds_move(masks: str) -> None:
+    text = f"sites: 6\nevaluate: sites\nroute: {{kind: shards, aggregators: 2, placement: sites, masks: {masks}}}"
+    federation = Federation.parse(text)
+    _, mailbox, aggregates, trains = federation.route.cost(federation, 80_000)
+    assert (aggregates.count, aggregates.does, trains.count, trains.does) == (2, "aggregates", 4, "")
+    assert mailbox.bytes_in == 2 * aggregates.bytes_out + 4 * trains.bytes_out
+    assert aggregates.updates[0] > 6 * 4 * 40_000 > trains.updates[0] == 0
+    # Seals are bytes that take time, and the mailbox is the one that all wait for.
+    took = times(federation.route.cost(federation, 80_000), 1.0)
+    assert took.updates == 6 * 4 * 80_000 + 6 * 2 * sealed.sizes([0], 0)[0]
+
+
+def test_a_plan_of_part_of_the_sites_counts_the_models_that_aggregating_sites_need_for_their_masks() -> None:
+    """Of eight sites four aggregate and two train in a round: on average three aggregate without training."""
+    text = "sites: 8\ncohort: 2\nevaluate: sites\nroute: {{kind: shards, aggregators: 4, n_min: 2, {}placement: sites}}"
+    planned = [Federation.parse(text.format(masks)) for masks in ("", "masks: round, ")]
+    run, round = (one.route.cost(one, 80_000)[1].parameters_out for one in planned)
+    assert round - run == 3 * 80_000
 
 
 @pytest.mark.parametrize("placement", ["processes", "sites"])

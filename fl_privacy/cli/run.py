@@ -130,11 +130,12 @@ def plan(
         table.add_column(column, justify="left" if column == "party" else "right")
     for c in costs:
         sizes = f"{c.parameters_in:,}", f"{c.parameters_out:,}", f"{c.bytes_in / 1e6:,.3f}", f"{c.bytes_out / 1e6:,.3f}"
-        table.add_row(c.party, str(c.count), f"{c.messages:g}", *sizes)
+        table.add_row(c.name, str(c.count), f"{c.messages:g}", *sizes)
     out.print(table)
     whom = ", ".join(federation.route.middleware()) or "every site"
     say(f"exchanges of the server per round, with {whom}: {', '.join(federation.route.exchanges)}")
     _say_once(once)
+    _say_seals(costs)
     for line in ahead.lines():
         say(line)
     _say_budgets(federation, budgets)
@@ -147,9 +148,16 @@ def plan(
 
 def _say_once(once: list[Cost]) -> None:
     """What a run moves besides its rounds."""
-    moved = [f"{c.party} {c.bytes_in / 1e6:,.3f} in, {c.bytes_out / 1e6:,.3f} out" for c in once if any(c.models)]
+    moved = [f"{c.name} {c.bytes_in / 1e6:,.3f} in, {c.bytes_out / 1e6:,.3f} out" for c in once if any(c.models)]
     if moved:
         say(f"MB per run for the first and the last model: {'; '.join(moved)}; more if the best is an earlier one")
+
+
+def _say_seals(costs: list[Cost]) -> None:
+    """What of the bytes above is there only so that nobody else can read the others."""
+    sealed = [f"{c.name} {c.seals[0]:,} in, {c.seals[1]:,} out" for c in costs if any(c.seals)]
+    if sealed:
+        say(f"bytes per round that seals add, included above: {'; '.join(sealed)}")
 
 
 def _say_budgets(federation: Federation, budgets: list[Tier]) -> None:

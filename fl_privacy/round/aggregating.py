@@ -24,7 +24,7 @@ from fl_privacy.round.counted import Counted, sent
 from fl_privacy.round.journal import Entry, Journal
 from fl_privacy.round.letters import Card, Letters
 from fl_privacy.round.service import check_records
-from fl_privacy.round.shard_store import DECODER, ShardStore, stepped
+from fl_privacy.round.shard_store import DECODER, MODEL, SHARD, START, ShardStore, stepped
 from fl_privacy.round.terms import Terms, joined
 from fl_privacy.shard import sealed
 from fl_privacy.vector import Vector
@@ -81,8 +81,8 @@ class Aggregating:
 
     def __init__(self, seat: SiteSeat, index: int, first: Vector) -> None:
         """`first` is the shard of the initial model."""
-        self._seat, self._federation, self._index, self._first = seat, seat.federation, index, first
-        self._coding = seat.federation.coding
+        self._seat, self._federation, self.index, self._first = seat, seat.federation, index, first
+        self._coding, self._cuts = seat.federation.coding, seat.federation.route.joins_every_round
         self._opened: Opened | None = None
 
     @cached_property
@@ -108,10 +108,12 @@ class Aggregating:
         """Open the shards of an attempt. One that does not open, or has no place here, is left out and logged."""
         cohort, roster = opening.cohort_of(header, self._federation), self._seat.keys.roster()
         model, kept = self._after(header.run, header.farewell or header.round - 1)
-        ours = len(header.shards) > self._index and header.shards[self._index] == digest(model)
+        ours = len(header.shards) > self.index and header.shards[self.index] == digest(model)
         require(ours, "shards: another model than this site has a shard of", CLOSED)
+        whole = joined(list(header.shards))
+        model = self._start(header, kept, whole) if self._cuts and not header.farewell else model
         server = roster.key_of("server", "server") or ""
-        facts = (cohort, joined(list(header.shards)), server, self._federation, roster)
+        facts = (cohort, whole, server, self._federation, roster)
         opened = Opened(opening.terms_of(header, *facts), cohort, model, kept, *self._receivers(header, model, kept))
         accepted = cohort.of_bits(header.members)
         length = 0 if header.farewell else self._coding.length(model.size)
@@ -127,6 +129,22 @@ class Aggregating:
         self._leave_out(opened)
         self._opened = opened
         return opened
+
+    def _start(self, header: pb.RoundHeader, kept: Mapping[str, Arrays], whole: bytes) -> Vector:
+        """With masks per round: this site's shard of that model, cut along the masks of the round."""
+        if header.round == 1:
+            return self._first
+        there = START in kept and kept[START][MODEL].tobytes() == whole
+        require(there, "shard: this site has not received the model that the round starts from", CLOSED)
+        return kept[START][SHARD]
+
+    def begin(self, run: str, after: int, whole: bytes, start: Vector) -> None:
+        """Keep the shard that the next round starts from, cut from the model of that digest."""
+        if after not in self._store.rounds(run):
+            raise ProtocolError(CLOSED, f"shard: this site has none after round {after}")
+        known = self._store.load(run, after)[1].get(START, {})
+        if MODEL not in known or known[MODEL].tobytes() != whole:
+            self._store.add_start(run, after, start, whole)
 
     def _leave_out(self, opened: Opened) -> None:
         """Senders that demand more organisations than there are: they would hold back the others for nothing."""
@@ -164,7 +182,7 @@ class Aggregating:
         told = senders if free and self._hides(opened, members, senders) else ()
         counts = sent(opened.counted.total(told)) if told else b""
         bits = {"members": header.members, "senders": header.senders}
-        said = pb.ShardStatement(attempt=terms.name, round=terms.round, index=self._index, **bits)
+        said = pb.ShardStatement(attempt=terms.name, round=terms.round, index=self.index, **bits)
         if terms.farewell:
             made = Applied(terms.round, self._signed(letters, terms.run, said), None, opened.decoder, counts)
         else:

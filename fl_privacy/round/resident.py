@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 
 from fl_privacy.coding import FLOAT32, Payload
+from fl_privacy.config.evaluate import form_of
 from fl_privacy.crypto import keys, sealing
 from fl_privacy.errors import FederationError, ProtocolError, require
 from fl_privacy.identity.keyring import Identity
@@ -18,8 +19,9 @@ from fl_privacy.round import shard_statements
 from fl_privacy.round.aggregating import Aggregating, Applied, bound_to, key_bound, sealed_for_all, shard_bound
 from fl_privacy.round.letters import Card, Letters
 from fl_privacy.round.member import CALL, POLL, Member
+from fl_privacy.round.terms import joined
 from fl_privacy.scores.form import Counts
-from fl_privacy.shard.sealed import SEALED, Content
+from fl_privacy.shard.sealed import SEALED, Content, sizes
 from fl_privacy.steps.base import At
 from fl_privacy.vector import Vector
 from fl_privacy.wire import client, federation_pb2 as pb
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from fl_privacy.routes.base import SiteSeat
     from fl_privacy.routes.cut import Cut
 
-CARD, CHECK, APPLY, SEND = "card", "check", "apply", "send"  # duties
+CARD, CHECK, APPLY, SEND, MODEL = "card", "check", "apply", "send", "model"  # duties
 SHARDS = "shards"  # the topic on which sites say what they received
 PROOF = "proof"  # and the one on which they show two statements that one site signed
 Duty = Callable[[Letters, pb.RoundHeader, Payload], None]
@@ -55,11 +57,12 @@ class Resident(Member):
             CHECK: self._check,
             APPLY: self._apply,
             SEND: self._send,
+            MODEL: self._cut_model,
         }
 
     @cached_property
     def _first_shards(self) -> list[Vector]:
-        return [shard.copy() for shard in self._models.split(self._seat.initial())]
+        return [shard.copy() for shard in along(self._models, 0).split(self._seat.initial())]
 
     @cached_property
     def _own(self) -> Aggregating | None:
@@ -85,7 +88,7 @@ class Resident(Member):
         assert self._terms is not None
         assert self._letters is not None
         self._seat.sent.keep(self._terms, self._journals)
-        parts = [payload] * self._receivers if at.farewell else self._cut.split(payload)
+        parts = [payload] * self._receivers if at.farewell else self._cut.at(at.round).split(payload)
         shares = [None] * len(parts) if counts is None else self._shares(at, counts)
         cards, said = self._cards(self._letters), self._said() | {"records": 0}
         missing = [site for site in self._aggregating if site not in cards]
@@ -132,8 +135,15 @@ class Resident(Member):
         request = pb.FetchRequest(run=run, after_round=seen.round, after_attempt=seen.attempt, wait=POLL)
         request.holds = self._own.holds if self._own else ""
         until = time.monotonic() + self._federation.deadline
-        call = partial(client.fetch, self._stubs[0], request, POLL + CALL, SEALED)
+        call = partial(client.fetch, self._stubs[0], request, POLL + CALL, SEALED, self._most)
         return client.patiently(call, until, grpc.StatusCode.NOT_FOUND)
+
+    @cached_property
+    def _most(self) -> int:
+        """Bytes of the largest message that an honest mailbox has for this site: a model, or a column of shards."""
+        counts, item = form_of(self._federation).length, self._federation.coding.type.itemsize
+        column = len(self._federation.sites) * max(sizes([item * size for size in self._cut.sizes()], counts))
+        return max(column, sum(FLOAT32.nbytes(size) + sealing.TAG for size in self._models.sizes()))
 
     # What others need of this site
 
@@ -143,6 +153,7 @@ class Resident(Member):
             if header.run in self._stopped:
                 raise self._stopped[header.run]
             require(header.duty in self._duties, f"duty: {header.duty[:20]!r} is unknown")
+            require(header.run == letters.run, "run: the mailbox asked for another run")
             self._duties[header.duty](letters, header, data)
         except FederationError as error:
             self._failed(header, str(error))
@@ -179,6 +190,11 @@ class Resident(Member):
         """The shard after an earlier round, for sites or a mailbox that lack it."""
         self._share(letters, header.run, self._desk.after(header.run, version_of(header)))
 
+    def _cut_model(self, letters: Letters, header: pb.RoundHeader, data: Payload) -> None:
+        """With masks per round an aggregating site that does not train in a round needs its model all the same."""
+        require(self._own is not None, "duty: this site aggregates nothing", "PERMISSION_DENIED")
+        self._opened(letters, header, data)
+
     def _share(self, letters: Letters, run: str, made: Applied) -> None:
         header, sealed = sealed_for_all(made, self._federation.name, run, letters, self._cards(letters))
         client.share(self._stubs[0], header, sealed, self._federation.deadline)
@@ -201,23 +217,19 @@ class Resident(Member):
         if not version_of(header):
             first = self._first_shards
             self._received = Received([digest(shard) for shard in first], [b""] * len(first))
-            return self._models.join(first)
+            return along(self._models, 0).join(first)
         try:
             if self._problem is not None:
                 raise self._problem
-            shards = self._opened(letters, header, data)
-            return self._models.join(shards)
-        except shard_statements.Equivocation as error:
-            self._problem = self._stopped[header.run] = error
-            self._seat.log("stopped", run=header.run, round=header.round, reason=str(error))
+            return self._opened(letters, header, data)
         except ProtocolError as error:
             self._problem = error
         except grpc.RpcError as error:
             self._problem = ProtocolError("UNAVAILABLE", client.explain(error))
-        return self._models.join(self._first_shards)
+        return along(self._models, 0).join(self._first_shards)
 
-    def _opened(self, letters: Letters, header: pb.RoundHeader, data: Payload) -> list[Vector]:
-        """All shards of a model, each as its site signed it and as the others received it."""
+    def _opened(self, letters: Letters, header: pb.RoundHeader, data: Payload) -> Vector:
+        """A model from its shards, each as its site signed it and as the others received it."""
         count, found = len(self._aggregating), list[tuple[Vector, bytes]]()
         require(len(header.sealed) == count, f"shards: {len(header.sealed)} came, and the model has {count}")
         cards, sizes = self._cards(letters), self._models.sizes()
@@ -229,13 +241,22 @@ class Resident(Member):
             except ProtocolError as error:
                 raise ProtocolError(error.code, f"shard: of {site}: {error}") from None
         said = [one.said for one in header.sealed]
-        self._compare(letters, header.run, said, cards)
+        try:
+            self._compare(letters, header.run, said, cards)
+        except shard_statements.Equivocation as error:
+            self._stopped[header.run] = error
+            self._seat.log("stopped", run=header.run, round=header.round, reason=str(error))
+            raise
         together = {(one.attempt, one.round, one.members, one.senders) for one in said}
         require(len(together) == 1, "shards: not all of one attempt, or of different sites", "DATA_LOSS")
         newest, version = said[0].round, version_of(header)
         require(newest == version, f"shards: after round {newest}, not {version}", "DATA_LOSS")
         self._received = Received([one.digest for one in said], [held for _, held in found])
-        return [shard for shard, _ in found]
+        model = along(self._models, version).join([shard for shard, _ in found])
+        if self._own is not None and self._federation.route.joins_every_round and not header.farewell:
+            mine = along(self._models, version + 1).split(model)[self._own.index]
+            self._own.begin(header.run, version, joined(self._received.digests), mine)
+        return model
 
     def _one(
         self, letters: Letters, run: str, index: int, card: Card, one: pb.SealedShard, piece: bytes, size: int
@@ -275,3 +296,8 @@ class Received(NamedTuple):
 def version_of(header: pb.RoundHeader) -> int:
     """After which round the model of an attempt is."""
     return header.farewell or header.round - 1
+
+
+def along(cut: Cut, version: int) -> Cut:
+    """A model travels along the masks of the round that made it; the first one, along those of the first round."""
+    return cut.at(max(version, 1))

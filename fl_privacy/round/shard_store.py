@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fl_privacy.config import Federation
 
 MOMENT, DECODER, START = "moment", "decoder", "start"
-SHARD = "shard"
+SHARD, MODEL = "shard", "model"
 Kept = Mapping[str, Mapping[str, NDArray[Any]]]
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -49,12 +49,18 @@ class ShardStore:
             kept[part][name] = arrays[f"{part}.{name}"]
         return arrays[SHARD], kept
 
-    def add_start(self, run: str, round: int, start: NDArray[np.float32]) -> None:
-        """With the shard after a round, keep the one that the next round starts from, which has other coordinates."""
+    def add_start(self, run: str, round: int, start: NDArray[np.float32], of: bytes = b"") -> None:
+        """With the shard after a round, keep the one that the next round starts from, which has other coordinates.
+
+        `of` is the digest of the model that it was cut from, where the one who cuts is the one who aggregates.
+        """
         shard, kept = self.load(run, round)
         fits = start.size == shard.size
         require(fits, f"length: {start.size}, but this shard has {shard.size}")
-        self.save(run, round, shard, {**kept, START: {SHARD: start}}, min(self.rounds(run)))
+        parts: dict[str, NDArray[Any]] = {SHARD: start}
+        if of:
+            parts[MODEL] = np.frombuffer(of, np.uint8)
+        self.save(run, round, shard, {**kept, START: parts}, min(self.rounds(run)))
 
     def newest(self, run: str) -> int | None:
         """The last round with a stored shard."""

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from fl_privacy.crypto.sealing import TAG
+from fl_privacy.crypto.keys import KEY_BYTES
+from fl_privacy.crypto.sealing import OVERHEAD, TAG
 from fl_privacy.errors import RoundFailed
 from fl_privacy.round.terms import joined
 from fl_privacy.routes.base import Ask, Outcome, ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, farewells, tickets
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fl_privacy.routes.shards import ShardsRoute
 
 MAILBOX = "mailbox"
+ENVELOPE = OVERHEAD + KEY_BYTES  # of the key to a shard of the model, for one site
 MOST_SITES, MOST_STATEMENTS = 500, 4_000  # their cards, and what they say about all shards, fit into one message each
 
 
@@ -92,8 +94,11 @@ class AtSites:
             yield "rounds_per_message: with route.placement sites a site must stay for all rounds; use auto"
 
     def cost(self, route: ShardsRoute, federation: Federation, parameters: int) -> list[Cost]:
-        """Per round: a site sends its update and its shard of the model, and receives its column and the model."""
+        """Per round: a site sends its update and receives the model; one that aggregates also receives its column,
+        and sends its shard of the model. With masks per round it receives the model of rounds without it, too.
+        """
         a, k, n, d, coding = route.aggregators, len(federation.sites), federation.cohort, parameters, federation.coding
+        models = n + (a * (k - n) // k if route.joins_every_round else 0)
         shard, ticket, c = max(masks.sizes(d, a, route.shares)), tickets(federation), federation.bytes_of_counts
         through, counts = (n * d, n * d), (n * a * c + a * c, n * a * c + c)
         (seal,), calls = sizes([0], 0), len(self.exchanges)
@@ -102,26 +107,41 @@ class AtSites:
             MAILBOX,
             1,
             4 * k + 4 * a + calls,
-            models=(d, n * d),
+            models=(d, models * d),
             updates=through,
             counts=counts,
-            seals=(n * a * seal + a * TAG, n * a * (seal + TAG)),
+            sealed_models=(a * (TAG + k * ENVELOPE), models * a * (TAG + ENVELOPE)),
+            sealed_updates=(n * a * seal, n * a * seal),
         )
         aggregates = cost(
             coding,
             "site",
-            k,
+            a,
             # fetch, submit, announce, compare; as an aggregator: check, report, apply, share
             8 + ticket,
             models=(d, shard),
             updates=(n * shard, d),
             counts=(n * c, a * c + c),
-            seals=(n * seal + a * TAG, a * seal + TAG),
+            sealed_models=(a * (TAG + ENVELOPE), TAG + k * ENVELOPE),
+            sealed_updates=(n * seal, a * seal),
+            does="aggregates" if a < k else "",
+        )
+        trains = cost(
+            coding,
+            "site",
+            k - a,
+            4 + ticket,
+            models=(d, 0),
+            updates=(0, d),
+            counts=(0, a * c),
+            sealed_models=(a * (TAG + ENVELOPE), 0),
+            sealed_updates=(0, a * seal),
         )
         return [
             cost(coding, "server", 1, calls + ticket * n, models=(0, 0), updates=(0, 0), counts=(c, 0)),
             replace(carried, observed=0),  # it can read none of them
             aggregates,
+            *([trains] if a < k else []),
         ]
 
     def once(self, route: ShardsRoute, federation: Federation, parameters: int) -> list[Cost]:
@@ -129,10 +149,24 @@ class AtSites:
         a, k, n, d, coding = route.aggregators, len(federation.sites), federation.cohort, parameters, federation.coding
         last, c, calls = farewells(federation), federation.bytes_of_counts, len(self.exchanges)
         carried, counts = (0, (last * k - n) * d), (k * a * c + a * c, k * a * c + c)
+        sites = [(a, k * c, a * c + c, "aggregates" if a < k else ""), (k - a, 0, a * c, "")]
         return [
             cost(coding, "server", 1, last * calls, models=(0, 0), updates=(0, 0), counts=(c, 0)),
             cost(coding, MAILBOX, 1, last * (4 * k + 4 * a + calls), models=carried, updates=(0, 0), counts=counts),
-            cost(coding, "site", k, 8 * last, models=((last - 1) * d, 0), updates=(0, 0), counts=(k * c, a * c + c)),
+            *(
+                cost(
+                    coding,
+                    "site",
+                    count,
+                    (8 if given else 4) * last,
+                    models=((last - 1) * d, 0),
+                    updates=(0, 0),
+                    counts=(given, taken),
+                    does=does,
+                )
+                for count, given, taken, does in sites
+                if count
+            ),
         ]
 
     def site(self, route: ShardsRoute, seat: SiteSeat) -> SiteEnd:
@@ -163,9 +197,10 @@ class AtServer:
         return joined(self._shards)
 
     def _first(self) -> list[bytes]:
+        from fl_privacy.round.resident import along
         from fl_privacy.wire.stream import digest
 
-        return [digest(shard) for shard in self._models.split(self._seat.initial())]
+        return [digest(shard) for shard in along(self._models, 0).split(self._seat.initial())]
 
     def play(self, ask: Ask, model: Vector | None) -> Outcome:
         shards = [0 if ask.farewell else size * self._item for size in self._cut.sizes()]

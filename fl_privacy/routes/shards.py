@@ -32,6 +32,7 @@ from fl_privacy.routes.placement import AtSites, Placement
 from fl_privacy.scores.shares import added
 from fl_privacy.shard import masks
 from fl_privacy.theory.cost import Cost, cost
+from fl_privacy.theory.distribution import distribution_time
 from fl_privacy.vector import Vector
 
 if TYPE_CHECKING:
@@ -56,13 +57,11 @@ class ShardsRoute(Route):
     n_min: int = Field(3, ge=2, description="smallest number of updates that may be averaged together")
     masks: Literal["run", "round"] = Field(
         "run",
-        description="an aggregator has the same coordinates all run long, or others every round "
-        "(only with `placement: processes`)",
+        description="an aggregator has the same coordinates all run long, or others every round",
     )
     placement: Literal["processes", "sites"] = Field(
         "processes",
-        description="aggregators are processes of their own, or the first of the sites aggregate "
-        "(only with `masks: run`)",
+        description="aggregators are processes of their own, or the first of the sites aggregate",
     )
     settlement: Literal["all", "partial"] = Field(
         "all", description="apply what all aggregators have, or to each shard what its aggregator has"
@@ -139,16 +138,19 @@ class ShardsRoute(Route):
             yield f"combine.kind: {federation.combine.kind} keeps moments, and {changing}; use fedavg or `masks: run`"
         if self.settlement == "partial":
             yield f"route.settlement: partial keeps old shards, and {changing}; use all"
-        if self.placement == "sites":
-            why = "no party joins the shards after a round and cuts them for the next"
-            fix = "use `placement: processes` or `masks: run`"
-            yield f"route.placement: `placement: sites` cannot be combined with `masks: round`, because {why}; {fix}"
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         return self._placed.cost(self, federation, parameters)
 
     def once(self, federation: Federation, parameters: int) -> list[Cost]:
         return self._placed.once(self, federation, parameters)
+
+    def published(self, federation: Federation, size: int, rate: float) -> float | None:
+        """Where sites aggregate, as in the paper; but there they reach each other without a mailbox between them."""
+        if not self.needs_all_sites:
+            return None
+        sites, ratio = len(federation.sites), federation.coding.nbytes(size // FLOAT32.nbytes(1)) / size
+        return distribution_time("eris", size, sites, rate, self.aggregators, min(1.0, ratio))
 
     def parts(self, federation: Federation, parameters: int) -> Cut:
         return self._cut(federation, parameters, FLOAT32)

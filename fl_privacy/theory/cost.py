@@ -20,9 +20,15 @@ class Cost:
     parameters_out: int
     bytes_in: int
     bytes_out: int
-    models: tuple[int, int]  # bytes of models in and out
-    updates: tuple[int, int]  # bytes of updates in and out
+    models: tuple[int, int]  # bytes of models in and out, with their seals
+    updates: tuple[int, int]  # bytes of updates in and out, with their seals
     observed: int  # parameters of updates that it receives
+    seals: tuple[int, int] = (0, 0)  # of the bytes in and out, those that only seal others
+    does: str = ""  # what a party of this kind does that others of its kind do not
+
+    @property
+    def name(self) -> str:
+        return f"{self.party} that {self.does}" if self.does else self.party
 
 
 def cost(
@@ -34,15 +40,18 @@ def cost(
     models: tuple[int, int],
     updates: tuple[int, int],
     counts: tuple[int, int] = (0, 0),
-    seals: tuple[int, int] = (0, 0),
+    sealed_models: tuple[int, int] = (0, 0),
+    sealed_updates: tuple[int, int] = (0, 0),
+    does: str = "",
 ) -> Cost:
-    """The cost for the model and update parameters, and the bytes of counts and seals, that it receives and sends."""
-    sent_models = FLOAT32.nbytes(models[0]), FLOAT32.nbytes(models[1])
-    sent_updates = coding.nbytes(updates[0]), coding.nbytes(updates[1])
+    """The cost for the model and update parameters that it receives and sends, and the bytes of counts and seals."""
+    seals = sealed_models[0] + sealed_updates[0], sealed_models[1] + sealed_updates[1]
+    sent_models = FLOAT32.nbytes(models[0]) + sealed_models[0], FLOAT32.nbytes(models[1]) + sealed_models[1]
+    sent_updates = coding.nbytes(updates[0]) + sealed_updates[0], coding.nbytes(updates[1]) + sealed_updates[1]
     parameters = [model + update for model, update in zip(models, updates, strict=True)]
-    sizes = [sum(of) for of in zip(sent_models, sent_updates, counts, seals, strict=True)]
+    sizes = [sum(of) for of in zip(sent_models, sent_updates, counts, strict=True)]
     totals = parameters[0], parameters[1], sizes[0], sizes[1]
-    return Cost(party, count, messages, *totals, sent_models, sent_updates, updates[0])
+    return Cost(party, count, messages, *totals, sent_models, sent_updates, updates[0], seals, does)
 
 
 class Times(NamedTuple):

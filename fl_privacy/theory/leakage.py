@@ -59,4 +59,4 @@ def views(costs: Iterable[Cost], federation: Federation) -> list[View]:
     """The view of one party of each kind that receives updates. A site may be drawn in every round, so all count."""
     kept = math.prod(step.kept for step in federation.steps)
     shards = ((one, -(-one.observed // federation.cohort)) for one in costs if one.observed)
-    return [View(one.party, one.count, bound(federation.rounds, shard, 1, kept)) for one, shard in shards]
+    return [View(one.name, one.count, bound(federation.rounds, shard, 1, kept)) for one, shard in shards]

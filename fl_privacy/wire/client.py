@@ -73,14 +73,14 @@ def patiently(call: Callable[[], Result], until: float, *also: grpc.StatusCode) 
 
 
 def fetch(
-    stub: Stub, request: pb.FetchRequest, timeout: float, coding: Coding = FLOAT32
+    stub: Stub, request: pb.FetchRequest, timeout: float, coding: Coding = FLOAT32, most: int = MAX_PARAMETERS
 ) -> tuple[pb.RoundHeader, Payload | None]:
-    """The next round and its model, or a header without a round."""
+    """The next round and its model, or a header without a round; refuses one of more than `most` numbers unread."""
     parts = stub.fetch(request, timeout=timeout)
     header: pb.RoundHeader = header_of(_first(parts), "round")
     if not header.digest:
         return header, None
-    fits = coding.type.itemsize * header.length <= FLOAT32.nbytes(MAX_PARAMETERS)
+    fits = header.length <= most and coding.type.itemsize * header.length <= FLOAT32.nbytes(MAX_PARAMETERS)
     require(fits, f"length: {header.length} is out of range")
     return header, _fill(np.empty(header.length, coding.type), parts, header.digest, coding)
 
