@@ -61,6 +61,8 @@ class Site:
         self.log, self.metrics = log or Log(name), metrics
         self._policy = policy or OwnPolicy(federation, name, state, self.log)
         find_device(self.config.device)
+        if federation.init is not None and federation.route.needs_all_sites:
+            federation.init.check("init")
         self._work, self._shared = workload or Workload(federation, self.config.data or data_dir), workload is not None
         records = self._work.site_data(name)
         self._work.check_model(records)

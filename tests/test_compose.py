@@ -78,6 +78,16 @@ class TestFile:
                 {"driver": "nvidia", "device_ids": [f"${{SITE_{number}_GPU:-0}}"], "capabilities": ["gpu"]}
             ]
 
+    def test_where_sites_aggregate_a_mailbox_has_a_volume_and_no_aggregator_does(self, tmp_path: Path) -> None:
+        """Sites keep shards, journals and an initial model in their own volumes."""
+        route = {"kind": "shards", "aggregators": 3, "placement": "sites", "masks": "round"}
+        federation = Federation.model_validate({"sites": 3, "evaluate": "sites", "route": route})
+        made = compose.document(compose.addressed(federation), tmp_path / "c.yaml", "image", "run")
+        assert set(made["services"]) == {"superlink", "server", "mailbox", "site-0", "site-1", "site-2", "init"}
+        assert "kit-mailbox:/kit" in made["services"]["mailbox"]["volumes"]
+        assert set(made["services"]["site-0"]["depends_on"]) >= {"mailbox", "superlink"}
+        assert all(f"kit-{name}:/kit" in made["services"][name]["volumes"] for name in federation.site_names)
+
     @pytest.mark.parametrize("config", ["quickstart", "shards"])
     def test_the_engine_generates_the_same_services(self, config: str) -> None:
         federation = Federation.load(ROOT / "configs" / f"{config}.yaml")

@@ -28,6 +28,11 @@ SHARDS = {
     "route": {"kind": "shards", "aggregators": 2, "n_min": 2},
     "hosts": {"superlink": "a:1", "aggregators": ["b:1", "c:1"], "evaluator": "d:1"},
 }
+RESIDENTS = {
+    "route": {"kind": "shards", "aggregators": 2, "n_min": 2, "placement": "sites"},
+    "hosts": {"superlink": "a:1", "mailbox": "b:1"},
+    "evaluate": "sites",
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,19 +115,23 @@ def test_kits_without_a_model_say_so(tmp_path: Path) -> None:
         locate(tmp_path / "nowhere", run="x")
 
 
-@pytest.mark.parametrize(("changes", "starter"), [({}, "server"), (SHARDS, "evaluator")])
-def test_the_initial_model_is_in_the_kit_of_the_party_that_starts_from_it(
-    tmp_path: Path, changes: dict[str, object], starter: str
+@pytest.mark.parametrize(
+    ("changes", "starters"),
+    [({}, ["server"]), (SHARDS, ["evaluator"]), (RESIDENTS, ["server", "site-0", "site-1", "site-2"])],
+)
+def test_the_initial_model_is_in_the_kit_of_every_party_that_starts_from_it(
+    tmp_path: Path, changes: dict[str, object], starters: list[str]
 ) -> None:
     plain = kits.federation(**changes)
     torch.save(model_of(plain).state_dict(), tmp_path / "first.pt")
     provision(plain.starting_from(tmp_path / "first.pt"), tmp_path / "kits")
     (tmp_path / "first.pt").unlink()
-    assert [path.parent.name for path in (tmp_path / "kits").glob("*/init.pt")] == [starter]
+    assert sorted(path.parent.name for path in (tmp_path / "kits").glob("*/init.pt")) == starters
     found = [Folder.open(kit).federation for kit in (tmp_path / "kits").iterdir()]
     assert len({one.digest for one in found}) == 1
     assert found[0].digest != plain.digest
-    initial(Folder.open(tmp_path / "kits" / starter).own_federation)
+    for starter in starters:
+        initial(Folder.open(tmp_path / "kits" / starter).own_federation)
 
 
 def test_a_run_of_kits_starts_only_from_the_file_that_all_agreed_on(tmp_path: Path, authority: Authority) -> None:

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.models import kept
+from fl_privacy.tasks.workload import model_of
 from fl_privacy.vector import Vector
 
 NAME = "residents"  # the same for both placements: keys are seeded by it
@@ -32,7 +35,7 @@ def kept_by_sites(result: Result, runs: Path, config: Federation) -> list[Vector
     return [kept.received(state / "models", Path(result.path).name, "last").model for state in states]
 
 
-def models_of(folder: Path, sites: int, placement: str, engine: str, **changes: Any) -> list[Vector]:
+def models_of(folder: Path, sites: int, placement: str, engine: str, /, **changes: Any) -> list[Vector]:
     config = config_of(sites, placement, **changes)
     return kept_by_sites(up(config, engine, folder / placement), folder / placement, config)
 
@@ -54,6 +57,28 @@ def test_with_shifted_compression_and_an_optimiser_too(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"rounds": 3, "compress": {"kind": "dsc", "p": 0.3}, "combine": {"kind": "fedadam"}}
     made = [models_of(tmp_path, 4, placement, "simulation", **changes) for placement in ("sites", "processes")]
     assert same(*made)
+
+
+@pytest.mark.e2e
+def test_from_a_given_model_and_with_private_training_too(tmp_path: Path) -> None:
+    given, plain = tmp_path / "first.safetensors", config_of(3, "sites")
+    save_file({name: torch.randn_like(value) for name, value in model_of(plain).state_dict().items()}, given)
+    changes: dict[str, Any] = {"rounds": 1, "sites": {"count": 3, "epsilon": 8}, "init": str(given)}
+    changes["privatise"] = {"kind": "dpsgd", "clip": 1.0}
+    made = [models_of(tmp_path, 3, placement, "simulation", **changes) for placement in ("sites", "processes")]
+    assert same(*made)
+
+
+ALLOCATED = {"kind": "dpsgd", "allocation": "fulcrum", "budget": 3}
+
+
+@pytest.mark.parametrize("privatise", [{"kind": "ldp"}, {"kind": "dpsgd"}, ALLOCATED], ids=str)
+@pytest.mark.parametrize("masks", ["run", "round"])
+def test_every_way_to_privatise_is_supported(privatise: dict[str, Any], masks: str) -> None:
+    topology = {"topology": {"kind": "ring"}} if "allocation" in privatise else {}
+    route = {"kind": "shards", "aggregators": 6, "placement": "sites", "masks": masks}
+    config = config_of(6, "sites", route=route, sites={"count": 6, "epsilon": 8}, privatise=privatise, **topology)
+    assert config.route.trust(config)[0].parties == config.site_names
 
 
 @pytest.mark.e2e

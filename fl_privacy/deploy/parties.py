@@ -34,6 +34,12 @@ def starter(federation: Federation) -> tuple[str, str]:
     return next(iter(serving(federation, "evaluator")), ("server", "server"))
 
 
+def starters(federation: Federation) -> list[tuple[str, str]]:
+    """The parties that read the initial model: the one that starts, and where sites aggregate all that hold shards."""
+    sites = [("site", name) for name in federation.site_names] if federation.route.needs_all_sites else []
+    return [starter(federation), *sites]
+
+
 def dialled(federation: Federation, role: Role, service: str) -> tuple[Address, ...]:
     """Where a party of this role finds those that give a service; nowhere if it does not dial them."""
     if federation.hosts is None or service not in role.dials:

@@ -78,12 +78,10 @@ class AtSites:
         refused = {
             "settlement: partial": route.settlement != "all",
             "audit": federation.audit,
-            "init": federation.init is not None,
         }
         fixes = {
             "settlement: partial": "use all",
             "audit": "record the run with placement: processes, where aggregators receive the same shards",
-            "init": "remove it, because sites make the initial model themselves from the seed",
         }
         for what, given in refused.items():
             if given:

@@ -11,7 +11,7 @@ from fl_privacy.config import Address, Federation, Hosts, Pinned
 from fl_privacy.deploy import flower, rosters
 from fl_privacy.deploy.kits import kit_files
 from fl_privacy.deploy.kits.kit import Folder, Kit, read_kit, write_kit
-from fl_privacy.deploy.parties import dialled, parties, starter
+from fl_privacy.deploy.parties import dialled, parties, starters
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.files import write_secret
 from fl_privacy.identity import roster
@@ -66,7 +66,7 @@ def provision(
         for role, name in wanted:
             folder = out / name
             kit = _with_own(folder, _kit(federation, federation.hosts, role, name, chosen))
-            _write(folder, kit, _with_init(folder, federation, (role, name) == starter(federation)))
+            _write(folder, kit, _with_init(folder, federation, (role, name) in starters(federation)))
             if ROLES[role].secret:
                 write_secret(folder / "secret", secret)
             if authority is not None:
@@ -144,7 +144,7 @@ def _write(folder: Path, kit: Kit, federation: Federation) -> None:
 
 
 def _with_init(folder: Path, federation: Federation, starts: bool) -> Federation:
-    """The federation as a kit has it: the initial model lies in the kit of the party that starts from it."""
+    """The federation as a kit has it: the initial model lies in the kits of the parties that start from it."""
     if federation.init is None:
         return federation
     folder.mkdir(exist_ok=True, mode=0o700)
