@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from client_app.pipeline import Pipeline
 from fl_privacy.config import Federation
 from fl_privacy.crypto.keys import derive
 from fl_privacy.errors import ConfigError, FederationError, ProtocolError
+from fl_privacy.round.checkpoints import CheckpointError, Checkpoints
+from fl_privacy.round.shard_store import ShardStore
 from fl_privacy.shard.compressors import BLOCK, Quantised, Sparse
 from fl_privacy.shard.subset import subset
 from fl_privacy.steps.base import At, Seat
@@ -322,6 +328,66 @@ def test_a_damaged_reference_is_not_used() -> None:
     damaged = {name: array + np.float32(1) for name, array in ends.sites[site].state().items()}
     ends.sites[site].restore(damaged)
     assert [message[0] for message in ends.send(site, updates[site], 2)] == [0, 0]
+
+
+def test_reference_files_that_are_damaged_or_of_another_run_or_round_are_not_used(tmp_path: Path) -> None:
+    """A site's, on its disk: a damaged one is refused with what to do, others are not what the aggregators have."""
+    ends, updates = Ends(Dsc(kind="dsc", p=1.0), sites=1), vector(40, 5)
+    (site,) = ends.names
+    seat = replace(ends.sites[site]._seat, state=tmp_path)
+    parts = [part.copy() for part in ends.parts.split(updates)]
+
+    def sent(run: str, round: int) -> list[int]:
+        """After which rounds the references are that a restarted site builds on."""
+        pipeline, at = Pipeline(seat), At(run, round, f"{run} {round}")
+        pipeline.inward(vector(40), at, [decoder.held(site) for decoder in ends.decoders])
+        messages = np.split(pipeline.outward(updates, at), np.cumsum(ends.sizes)[:-1])
+        for decoder, message, part in zip(ends.decoders, messages, parts, strict=True):
+            decoder.check(site, message)
+            assert np.allclose(decoder.decode(message[None], [site], round)[0], part, atol=1e-5)
+        return [int(message[0]) for message in messages]
+
+    def file(run: str, round: int) -> Path:
+        return tmp_path / "steps" / run / "compress" / f"round-{round:06d}.safetensors"
+
+    count = len(ends.decoders)
+    assert [sent("run", round) for round in (1, 2, 3)] == [[0] * count, [1] * count, [2] * count]
+    # From the future: a later round's file is not read, and the last common one is used.
+    shutil.copy(file("run", 3), file("run", 9))
+    assert sent("run", 4) == [3] * count
+    # Of another run: its digest is not the one that the aggregators name.
+    other = Dsc(kind="dsc", p=1.0).start(seat)
+    other.compare([b""] * count)
+    other.outward(vector(40, 6), At("other", 4, "a"))
+    Checkpoints(file("run", 4).parent).save(4, other.state())
+    file("run", 9).unlink(missing_ok=True)
+    assert sent("run", 5) == [0] * count
+    assert sent("run", 6) == [5] * count
+    # Truncated: refused, and nothing is sent or forgotten.
+    whole, before = file("run", 6).read_bytes(), [dict(decoder.state()) for decoder in ends.decoders]
+    file("run", 6).write_bytes(whole[:-7])
+    with pytest.raises(CheckpointError, match="delete it to go back a round"):
+        sent("run", 7)
+    assert file("run", 6).read_bytes() == whole[:-7]
+    now = [dict(decoder.state()) for decoder in ends.decoders]
+    assert all(np.array_equal(b[name], n[name]) for b, n in zip(before, now, strict=True) for name in b)
+    file("run", 6).unlink()
+    assert sent("run", 7) == [0] * count  # the aggregators have gone on
+
+
+def test_an_aggregator_s_damaged_file_is_refused_and_stays(tmp_path: Path) -> None:
+    store = ShardStore(tmp_path)
+    for round in (1, 2):
+        store.save("run", round, vector(9, round), {"decoder": {"site-0": vector(9)}})
+    path = tmp_path / "run" / "round-000002.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ProtocolError, match="delete it to go back a round"):
+        store.load("run", 2)
+    assert path.read_bytes() == whole[: len(whole) // 2]
+    assert np.array_equal(store.load("run", 1)[0], vector(9, 1))
+    with pytest.raises(ProtocolError, match="none after round 3"):
+        store.load("run", 3)
 
 
 def test_a_site_that_lost_its_state_cannot_continue_with_the_published_shift() -> None:
