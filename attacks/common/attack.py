@@ -55,6 +55,7 @@ ATTACKS: Registry[Attack[Any]] = Registry(
         "metadata": "attacks.metadata.attack:ATTACK",
         "privacy-inference": "attacks.privacy_inference.attack:ATTACK",
         "source": "attacks.source.attack:ATTACK",
+        "topology": "attacks.topology.attack:ATTACK",
     },
 )
 

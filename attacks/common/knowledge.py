@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fl_privacy.tasks.attacker import Auxiliary
     from fl_privacy.tasks.data import Dataset
 
-Need = Literal["auxiliary", "canaries", "models", "shadows", "targets"]
+Need = Literal["auxiliary", "canaries", "models", "proxy", "shadows", "targets"]
 Progress = Callable[[str], None]
 Vector = NDArray[np.float32]
 Matrix = NDArray[np.float32]
@@ -41,10 +41,11 @@ class Knowledge:
         models: Models | None = None,
         targets: Callable[[], Dataset] | None = None,
         shadows: Callable[[], Mapping[str, Dataset]] | None = None,
+        proxy: Callable[[], Dataset] | None = None,
     ) -> None:
         self.federation, self.progress, self._gather = federation, progress, gather
         self._candidates, self._models = candidates, models
-        self._targets, self._shadows = targets, shadows
+        self._targets, self._shadows, self._proxy = targets, shadows, proxy
         self._made: dict[int, Matrix] = {}
 
     @cached_property
@@ -81,6 +82,13 @@ class Knowledge:
         if self._shadows is None:
             raise FederationError("needs: this attack declares no shadow sets; add 'shadows' to its needs")
         return self._shadows()
+
+    @cached_property
+    def proxy(self) -> Dataset:
+        """Records of the same kind that no site trained on; with the centre of each, if the data have centres."""
+        if self._proxy is None:
+            raise FederationError("needs: this attack declares no proxy data; add 'proxy' to its needs")
+        return self._proxy()
 
     def updates(self, model: Vector, round: int) -> Matrix:
         """The clean update of every auxiliary site from the model of this round; trained once for all seeds."""
@@ -124,6 +132,11 @@ def knowledge_of(
 
         return shadows(federation, data_dir)
 
+    def proxy() -> Dataset:
+        from fl_privacy.tasks.workload import Workload  # takes torch
+
+        return Workload(federation, data_dir).test
+
     return Knowledge(
         federation,
         gathered if "auxiliary" in needs else None,
@@ -132,4 +145,5 @@ def knowledge_of(
         models if "models" in needs else None,
         targets if "targets" in needs else None,
         shadows if "shadows" in needs else None,
+        proxy if "proxy" in needs else None,
     )

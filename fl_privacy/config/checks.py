@@ -73,11 +73,15 @@ def _task(f: Federation) -> Iterator[str]:
             yield f"task.train.{field}: {task.dataset} has no classes; remove it"
     if kind == "by-site" and not data.own_sites:
         yield f"task.partition.kind: {task.dataset} has no sites of its own; use iid or dirichlet"
-    if kind in ("iid", "dirichlet") and not data.pooled:
+    if kind in ("iid", "dirichlet", "coupled") and not data.pooled:
         yield f"task.partition.kind: {kind} deals out a benchmark, and {task.dataset} is read at each site; use by-site"
     if task.by_site and centres and len(f.sites) > len(centres):
         yield f"sites: {task.dataset} by-site has {len(centres)}, not {len(f.sites)}; use at most {len(centres)}"
-    if kind == "dirichlet" and not data.classes:
+    if kind == "coupled" and task.partition.position == "degree" and f.topology is None:
+        yield "task.partition.position: degree needs a graph; add topology: {kind: star}, say, or use organisation"
+    if kind == "coupled" and task.partition.sizes is not None and len(task.partition.sizes) != len(f.sites):
+        yield f"task.partition.sizes: {len(task.partition.sizes)} values for {len(f.sites)} sites; give one per site"
+    if kind in ("dirichlet", "coupled") and not data.classes:
         yield f"task.partition.kind: {task.dataset} has no classes to skew; use by-site or iid"
     yield from data.problems(f)
 

@@ -23,21 +23,39 @@ OURS_ONLY = ("dataset", "model", "hidden", "partition")
 class Partition(Model):
     """How a data set is split among the sites."""
 
-    kind: Literal["iid", "dirichlet", "by-site", "auto"] = Field(
+    kind: Literal["iid", "dirichlet", "coupled", "by-site", "auto"] = Field(
         "auto", description="auto: by-site where every site has data of its own, else iid"
     )
     alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
+    eta: float = Field(0.5, ge=0, le=1, description="coupled: the share of a site's classes that its position decides")
+    position: Literal["organisation", "degree"] = Field(
+        "organisation", description="coupled: what decides: the organisation (or else the site), or the degree"
+    )
     records: int | None = Field(None, ge=1, description="training records per site at most; default: all are dealt out")
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, description="coupled: training records of each site; fewer in proportion where classes run out"
+    )
+
+    @model_validator(mode="after")
+    def _only_coupled(self) -> Partition:
+        for name in ("eta", "position", "sizes"):
+            if name in self.model_fields_set and self.kind != "coupled" and getattr(self, name) != _default(name):
+                raise ValueError(f"task.partition.{name}: has an effect with kind: coupled only; remove it")
+        return self
 
     @property
-    def dealing(self) -> Literal["iid", "dirichlet", "by-site"]:
+    def dealing(self) -> Literal["iid", "dirichlet", "coupled", "by-site"]:
         """How a benchmark is dealt out."""
         return "iid" if self.kind == "auto" else self.kind
 
     @property
     def skew(self) -> float | None:
         """The Dirichlet concentration of the classes at a site; None if they are not skewed on purpose."""
-        return self.alpha if self.kind == "dirichlet" else None
+        return self.alpha if self.kind in ("dirichlet", "coupled") else None
+
+
+def _default(name: str) -> Any:
+    return Partition.model_fields[name].default
 
 
 class Training(Model):

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fl_privacy.errors import FederationError
 from fl_privacy.tasks import models
 from fl_privacy.tasks.data import Dataset, Parts, Split, pool
 from fl_privacy.tasks.dataset import DataSet
-from fl_privacy.tasks.partition import deal_iid, partition
+from fl_privacy.tasks.partition import Coupling, deal_iid, partition
 from fl_privacy.tasks.task import Task
+from fl_privacy.topology.leverage import degrees
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,11 +60,25 @@ class Standard(Task):
     def _partition(self, split: Split) -> list[np.ndarray]:
         chosen, train, sites = self._federation.task.partition, split.train, len(self._federation.sites)
         seed = self._federation.seed
-        return partition(train.y, sites, chosen.dealing, seed, chosen.alpha, train.site, chosen.records)
+        coupling = coupling_of(self._federation) if chosen.dealing == "coupled" else None
+        return partition(train.y, sites, chosen.dealing, seed, chosen.alpha, train.site, chosen.records, coupling)
 
     def _dealt(self, count: int) -> list[np.ndarray]:
         rng = np.random.default_rng(np.random.SeedSequence([HELD_OUT, self._federation.seed]))
         return deal_iid(count, len(self._federation.sites), rng)
+
+
+def coupling_of(federation: Federation) -> Coupling:
+    """How far the position of each site decides its classes."""
+    chosen = federation.task.partition
+    names = [site.organisation or site.name for site in federation.sites]
+    phi = [list(dict.fromkeys(names)).index(name) for name in names]
+    if chosen.position == "degree":
+        if federation.topology is None:
+            raise FederationError("task.partition.position: degree needs a graph; add topology: {kind: star}, say")
+        found = degrees(federation.topology.graph(federation), len(names))
+        phi = np.unique(-found, return_inverse=True)[1].tolist()  # the best connected first
+    return Coupling(chosen.eta, phi, chosen.sizes)
 
 
 class Weighted(Standard):
