@@ -8,8 +8,9 @@ from typing import Any
 from fl_privacy.errors import FederationError
 from fl_privacy.kernels.packed import bits_of
 from fl_privacy.rns import moduli
-from fl_privacy.theory import distribution_time
+from fl_privacy.theory import distribution_time, fulcrum
 from fl_privacy.theory.utility import TABLE_2, Case, omega
+from fl_privacy.topology.leverage import dataset_sizes
 
 
 def utility(method: str, kept: float = 1.0, **case: Any) -> float:
@@ -45,10 +46,31 @@ def shuffles(clients: int, r: int) -> float:
     return len(moduli.optimal(moduli.least(clients, r)))
 
 
+def fulcrum_gap(graph: str, eta: float) -> float:
+    """K_uniform - K* for one of the nine graphs at a coupling (Rangwala et al. 2026, Figure 3)."""
+    found = fulcrum.leverages()
+    if graph not in found:
+        raise FederationError(f"graph: {graph!r} is unknown; use one of {', '.join(found)}")
+    return fulcrum.eta_sweep({graph: found[graph]}, [eta])[0].allocation.gap
+
+
+def fulcrum_bound(data: str, allocation: str, budget: float, window: int) -> float:
+    """K* or K_uniform of a setting with leverage by the size of data (Figure 4)."""
+    if data not in fulcrum.TRAIN_SIZES:
+        raise FederationError(f"data: {data!r} is unknown; use one of {', '.join(fulcrum.TRAIN_SIZES)}")
+    if allocation not in ("fulcrum", "uniform"):
+        raise FederationError(f"allocation: {allocation!r} is unknown; use fulcrum or uniform")
+    leverage = dataset_sizes(fulcrum.TRAIN_SIZES[data])
+    found = fulcrum.pareto(leverage, [budget], [window], fulcrum.BATCHES[data])[0].allocation
+    return found.bound if allocation == "fulcrum" else found.uniform_bound
+
+
 FORMULAS: dict[str, Callable[..., float]] = {
     "distribution_time": distribution_time,
     "utility": utility,
     "bits_per_parameter": bits_per_parameter,
     "expansion": expansion,
     "moduli": shuffles,
+    "fulcrum_gap": fulcrum_gap,
+    "fulcrum_bound": fulcrum_bound,
 }

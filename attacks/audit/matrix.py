@@ -165,6 +165,23 @@ class Claim(Model):
     within: float | None = Field(None, ge=0)
 
 
+class Pairs(Model):
+    """Two kinds of cells compared run by run: the difference of a measure by seed, left less right, and two tests."""
+
+    title: str
+    left: tuple[str, ...] = Field(min_length=1)
+    right: tuple[str, ...] = Field(min_length=1)
+    measure: str = "accuracy"
+    margin: float = Field(0.005, gt=0, description="within which both count as the same (TOST)")
+
+    @model_validator(mode="after")
+    def _check(self) -> Pairs:
+        if len(self.left) != len(self.right):
+            counts = f"{len(self.left)} cells on the left and {len(self.right)} on the right"
+            raise ValueError(f"pairs {self.title!r}: {counts}; give as many on both sides")
+        return self
+
+
 class Reduced(Model):
     """A smaller audit of the same kind, for `--reduced` (or `--size NAME`)."""
 
@@ -200,6 +217,7 @@ class Matrix(Model):
     curves: tuple[str, ...] | None = Field(None, description="the curves that are kept and drawn; default: all")
     tables: tuple[Table, ...] = ()
     claims: tuple[Claim, ...] = ()
+    pairs: tuple[Pairs, ...] = ()
     reduced: Reduced | None = None
     sizes: dict[Name, Reduced] = Field({}, description="further sizes, for `--size NAME`")
 
@@ -312,6 +330,7 @@ def _unknown_cells(matrix: Matrix) -> list[str]:
         for place in table.places(row)
     ]
     used += [(f"claims: {claim.text!r}", side.cell) for claim in matrix.claims for side in (claim.left, claim.right)]
+    used += [(f"pairs: {one.title!r}", cell) for one in matrix.pairs for cell in (*one.left, *one.right)]
     small = {REDUCED: matrix.reduced, **{f"sizes.{name}": size for name, size in matrix.sizes.items()}}
     used += [(f"{where}.cells", name) for where, size in small.items() for name in (size.cells or () if size else ())]
     there = ", ".join(matrix.cells)

@@ -15,6 +15,9 @@ from fl_privacy.report import figures, markdown
 from fl_privacy.report.interval import mean_interval
 
 Json = Mapping[str, Any]
+TESTS = ("mean", "absolute", "half", "t_p", "tost_p")
+PAIRS = """One difference per seed. The t-test asks whether the mean is 0, TOST whether it is outside the margin: a p-value of
+TOST below 0.05 shows equivalence. With few seeds, neither shows much."""
 
 
 def write(out: Path, results: dict[str, Any]) -> None:
@@ -34,6 +37,8 @@ def text(results: Json, drawn: Mapping[str, str]) -> str:
         parts += ["## Not measured", *(f"- {line}" for line in results["unknown_measures"])]
     if results["claims"]:
         parts += ["## What holds and what does not", _claims(results)]
+    if results.get("pairs"):
+        parts += ["## Paired comparisons", _pairs_of(results), PAIRS]
     for table in results["tables"]:
         parts += [f"## {table['title']}", _table(table, results), table["note"], _image(drawn, table["id"])]
     curves = [name for name in drawn if name.startswith("curve-")]
@@ -81,6 +86,15 @@ def _claims(results: Json) -> str:
         relation = "<" if claim["within"] is None else f"within {claim['within']:g}"
         rows.append([claim["text"], f"{numbers[0]} {relation} {numbers[1]}", f"**{claim['verdict']}**{one}"])
     return markdown.table(("what the paper says", "here", ""), rows)
+
+
+def _pairs_of(results: Json) -> str:
+    columns = ("left less right", "measure", "mean", "mean size", "± (95 %)", "paired t, p", "margin", "TOST, p", "n")
+    rows = []
+    for one in results["pairs"]:
+        tests = [markdown.NOTHING if one.get(name) is None else markdown.number(one[name]) for name in TESTS]
+        rows.append([one["title"], one["measure"], *tests[:4], f"{one['margin']:g}", tests[4], str(one["n"])])
+    return markdown.table(columns, rows)
 
 
 def _table(table: Json, results: Json) -> str:

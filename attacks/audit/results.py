@@ -8,6 +8,7 @@ from typing import Any
 
 from attacks.audit.claims import checked
 from attacks.audit.matrix import Audit, Number, Paper, Place, Table
+from attacks.audit.pairs import compared
 from attacks.audit.run import Failure, Store, key
 from attacks.version import SUITE
 from fl_privacy.report import machine
@@ -42,6 +43,7 @@ def collect(audit: Audit, store: Store, failures: Sequence[Failure]) -> dict[str
             checked(claim, _by_seed(records, claim.left), _by_seed(records, claim.right))
             for claim in audit.matrix.claims
         ],
+        "pairs": [compared(pairs, lambda number: _by_seed(records, number)) for pairs in audit.matrix.pairs],
         "matrix": audit.matrix.model_dump(mode="json", exclude_none=True),
         "cells": {name: _cell(audit, name, records[name]) for name in audit.cells},
     }

@@ -52,7 +52,8 @@ class Look:
 
     def facts(self) -> list[object]:
         """What a cache tells one look from another by."""
-        digests = {id(at): None if at is None else hashlib.sha256(at.tobytes()).hexdigest() for at in self.where.values()}
+        arrays = {id(at): at for at in self.where.values()}  # sites mostly share one
+        digests = {key: "" if at is None else hashlib.sha256(at.tobytes()).hexdigest() for key, at in arrays.items()}
         where = [(site, digests[id(at)]) for site, at in sorted(self.where.items())]
         return [self.round, self.sites, where, self.mixed]
 

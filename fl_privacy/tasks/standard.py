@@ -77,7 +77,7 @@ def coupling_of(federation: Federation) -> Coupling:
         if federation.topology is None:
             raise FederationError("task.partition.position: degree needs a graph; add topology: {kind: star}, say")
         found = degrees(federation.topology.graph(federation), len(names))
-        phi = np.unique(-found, return_inverse=True)[1].tolist()  # the best connected first
+        phi = np.unique(found, return_inverse=True)[1].tolist()  # the worst connected first
     return Coupling(chosen.eta, phi, chosen.sizes)
 
 
