@@ -16,8 +16,10 @@ from fl_privacy.report.interval import mean_interval
 
 Json = Mapping[str, Any]
 TESTS = ("mean", "absolute", "half", "t_p", "tost_p")
-PAIRS = """One difference per seed. The t-test asks whether the mean is 0, TOST whether it is outside the margin: a p-value of
-TOST below 0.05 shows equivalence. With few seeds, neither shows much."""
+PAIRS = (
+    "One difference per seed. The t-test asks whether the mean is 0, TOST whether it is outside the margin: a p-value "
+    "of TOST below 0.05 shows equivalence. With few seeds, neither shows much."
+)
 
 
 def write(out: Path, results: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ class Partition(Model):
     alpha: float = Field(0.5, gt=0, le=1e6, description="Dirichlet concentration; smaller is more skewed")
     eta: float = Field(0.5, ge=0, le=1, description="coupled: the share of a site's classes that its position decides")
     position: Literal["organisation", "degree"] = Field(
-        "organisation", description="coupled: what decides: the organisation (or else the site), or the degree, ascending"
+        "organisation", description="coupled: what decides: the organisation (or else the site), or the degree"
     )
     records: int | None = Field(None, ge=1, description="training records per site at most; default: all are dealt out")
     sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
