@@ -15,11 +15,10 @@ from fl_privacy.scores.form import Counts, Form, Tally
 from fl_privacy.scores.metrics import scores
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.tasks.data import Dataset
+from fl_privacy.tasks.measures import ALONE, PROBLEM, RECENT
 from fl_privacy.tasks.workload import Measured
 from fl_privacy.vector import Vector
 
-ALONE = "alone"
-RECENT = 2**17  # bytes at the end of the journal: a round is repeated at once or never
 MOST_ROUNDS = 10  # of the federation's training, for the model that a site trains alone
 
 
@@ -83,10 +82,17 @@ class Evaluation:
 
     def _keep(self, run: str, model: int | str, found: Measured, **facts: int) -> Tally:
         """Write the site's own numbers to its disk, and return the exact counts."""
-        tally, further = found.tally(self._exact), self._seat.work.further(found)
+        tally = found.tally(self._exact)
         if self._journal is not None and len(self._held_out):
-            self._journal.add(run, model, {**facts, **further, **scores(tally).line()})
+            self._journal.add(run, model, {**facts, **self._further(found), **scores(tally).line()})
         return tally
+
+    def _further(self, found: Measured) -> dict[str, Any]:
+        """The task's own measures. They stay here: an error in them is no reason to send no counts."""
+        try:
+            return dict(self._seat.work.further(found))
+        except FederationError as error:
+            return {PROBLEM: str(error)}
 
 
 class Journal:

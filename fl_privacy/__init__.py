@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fl_privacy.api import Run, runs, up
     from fl_privacy.errors import FederationError
+    from fl_privacy.tasks.splitting import held_out
     from fl_privacy.tasks.task import Task
 
 __version__ = "0.1.0"
-__all__ = ["FederationError", "Run", "Task", "runs", "up"]
+__all__ = ["FederationError", "Run", "Task", "held_out", "runs", "up"]
 
 _API = "fl_privacy.api"
 _WHERE = {"Run": _API, "runs": _API, "up": _API}
 _WHERE |= {"FederationError": "fl_privacy.errors", "Task": "fl_privacy.tasks.task"}
+_WHERE |= {"held_out": "fl_privacy.tasks.splitting"}
 
 
 def __getattr__(name: str) -> Any:

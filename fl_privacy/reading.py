@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -96,9 +96,10 @@ def _check_depth(text: str, source: str) -> None:
             raise ConfigError(f"{source}: not YAML of ours: it has more than {DEEPEST} levels")
 
 
-def validated(model: type[M], values: dict[str, Any], source: str) -> M:
+def validated(model: type[M], values: dict[str, Any], source: str, extra: Literal["forbid"] | None = None) -> M:
+    """`extra`: what becomes of unknown keys; default: as the model says."""
     try:
-        return model.model_validate(values)
+        return model.model_validate(values, extra=extra)
     except ValidationError as error:
         raise ConfigError(f"{source}: {problems(error, model)}") from None
 

@@ -17,9 +17,11 @@ from fl_privacy.errors import DataError, FederationError
 from fl_privacy.tasks.code import TaskError
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.making import classes_of
+from fl_privacy.tasks.task import own
 from fl_privacy.tasks.workload import Workload
 
 SMALL, RARE = 20, 0.01
+RECIPE = ("lr", "momentum", "weight_decay")  # of task.train, for our SGD
 MIXING = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LazyBatchNorm1d", "LazyBatchNorm2d")
 
 
@@ -38,6 +40,7 @@ class Report:
     megabytes: float
     before: dict[str, Any]
     after: dict[str, Any]
+    own: dict[str, float | None]  # the task's own measures after the round
     dpsgd: str  # empty if DP-SGD can take the model, else why not
     warnings: list[str] = field(default_factory=list)
 
@@ -49,6 +52,8 @@ def check(federation: Federation, site: str, folder: Path | None) -> Report:
     classes = classes_of(federation)
     work.check_model(train)
     before = _scores(work, work.initial, held_out)
+    for records in (train, held_out):
+        work.check_losses(work.measured(work.initial, records, "cpu"))
     began = time.monotonic()
     update = work.update(work.initial, train, site, 1)
     seconds = (time.monotonic() - began) / federation.task.train.epochs
@@ -64,6 +69,7 @@ def check(federation: Federation, site: str, folder: Path | None) -> Report:
         megabytes=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         before=before,
         after=_scores(work, work.initial + update, held_out),
+        own=work.further(work.measured(work.initial + update, held_out, "cpu")) if len(held_out) else {},
         dpsgd=_private(work, train),
         warnings=list(_warnings(work, train, held_out, classes)),
     )
@@ -77,7 +83,7 @@ def _records(work: Workload, site: str, folder: Path | None) -> tuple[Dataset, D
     try:
         return work.site_data(site), work.held_out(site)
     except TaskError as error:
-        raise TaskError(f"{error} (of site {site!r}; --site NAME reads those of another)") from None
+        raise TaskError(f"{error} (--data-dir {given}; --site NAME reads those of another site)") from None
 
 
 def _scores(work: Workload, model: Any, held_out: Dataset) -> dict[str, Any]:
@@ -104,13 +110,14 @@ def _warnings(work: Workload, train: Dataset, held_out: Dataset, classes: int) -
     for name, layer in work.model.named_modules():
         if type(layer).__name__ in MIXING:
             yield f"layer {name!r} is {type(layer).__name__}: its statistics differ by site and leak; use GroupNorm"
+    ignored = [name for name in RECIPE if name in work.federation.task.train.model_fields_set]
+    if ignored and own(work.task, "optimizer"):
+        yield f"task.train.{', '.join(ignored)} have no effect: the task brings its own optimizer"
     if len(train) < SMALL:
         yield f"only {len(train)} training records"
     if not len(held_out):
         yield "no held-out records: this site cannot evaluate models"
     if train.forecast:
-        if classes:
-            yield f"labels are fractions and the model has {classes} outputs; give integers for classes, or one output"
         return
     counts = np.bincount(train.y, minlength=classes)
     seen = [label for label in range(len(counts)) if counts[label]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -225,3 +226,18 @@ def test_status_is_readable(site: Folder) -> None:
     assert f"done, run run-1, rounds 1 to {site.federation.rounds}, and the" in cli("site", "status", site.path).stdout
     log("uploaded", run="run-1", round=4)
     assert background.status(site)["declined"] is None
+
+
+def test_status_shows_the_site_s_own_measures(site: Folder) -> None:
+    """Of the newest model, and of the one that it trained without the others."""
+    (site.state / "metrics").mkdir(parents=True)
+    journal = [
+        {"model": 3, "recall": 0.25, "accuracy": 0.5, "loss": 1.25, "rmse": None, "confusion": [[1, 2], [3, 4]]},
+        {"model": 4, "metrics_error": "task.py:9: metrics: KeyError: 'x'", "accuracy": 0.75, "loss": 1.0},
+        {"model": "alone", "epochs": 9, "recall": 0.125, "accuracy": 0.375},
+    ]
+    (site.state / "metrics" / "run-1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal))
+    shown = cli("site", "status", site.path).stdout
+    assert "own metrics run-1, model 4: accuracy 0.75, loss 1, task.py:9: metrics: KeyError: 'x'\n" in shown
+    assert "trained alone: recall 0.125, accuracy 0.375\n" in shown
+    assert json_of(cli("site", "status", site.path, "--json"))["own"]["global"]["model"] == 4

@@ -168,12 +168,23 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     if declined := found.get("declined"):
         where = f"round {declined['round']} of {declined['run']}: " if declined["round"] is not None else ""
         yield _line("declined", f"{_time(declined['time'])}  {where}{declined['reason']}")
+    if own := found.get("own"):
+        yield _line("own metrics", f"{own['run']}, model {own['global']['model']}: {_measures(own['global'])}")
+        if own["alone"]:
+            yield _line("", f"trained alone: {_measures(own['alone'])}")
     if found.get("ledger"):
         yield _line("budget", ledgers.line(found["ledger"]))
     if found.get("metrics"):
         yield _line("metrics", found["metrics"])
     if found.get("logs"):
         yield _line("logs", found["logs"])
+
+
+def _measures(line: dict[str, Any]) -> str:
+    """Numbers of a line of the site's own journal, and why its task's own ones are missing."""
+    numbers = {name: value for name, value in line.items() if isinstance(value, float)}
+    problem = [str(line["metrics_error"])] if line.get("metrics_error") else []
+    return ", ".join([*(f"{name} {value:.4g}" for name, value in numbers.items()), *problem])
 
 
 def _span(event: dict[str, Any], rounds: int) -> Iterator[str]:

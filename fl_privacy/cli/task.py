@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,7 +62,8 @@ def check(
         name = site or "site-0"
         sites = [{"name": one} for one in (name, "other-1", "other-2")]
         federation = Federation.of({"sites": sites, "task": {"code": file.name}}, str(file), file.parent)
-    found = run(federation, site or federation.site_names[0], data_dir)
+    with redirect_stdout(sys.stderr):  # what the task prints is no part of the report
+        found = run(federation, site or federation.site_names[0], data_dir)
     show(asdict(found), as_json, _lines(found))
 
 
@@ -71,7 +74,15 @@ def _lines(found: Report) -> list[str]:
         f"data           {found.records} training and {found.held_out} held-out records of shape {found.shape}, {kind}",
         f"model          {found.parameters:,} parameters",
         f"one epoch      {found.seconds_per_epoch:.2f} s, process at {found.megabytes:.0f} MB",
-        f"held out       {scores[0]} before, {scores[1]} after one round",
+        f"held out       {scores[0]} before, {scores[1]} after one round"
+        if found.held_out
+        else "held out       nothing",
         f"dpsgd          {'not possible: ' + found.dpsgd if found.dpsgd else 'possible'}",
     ]
+    if found.own:
+        lines.insert(-1, "own measures   " + " ".join(f"{name} {_number(value)}" for name, value in found.own.items()))
     return lines + [f"warning        {warning}" for warning in found.warnings]
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"

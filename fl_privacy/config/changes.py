@@ -13,6 +13,7 @@ from fl_privacy.reading import validated
 GROWING = ("rounds", "deadline")
 PLACES = ("data", "device", "policy")  # of a site: its own business, and no part of the federation's digest
 MAY = "only more rounds, a longer deadline, hosts and a site's data, device and policy may change"
+OWN = "without a config, --resume uses the task's code that the run began with"
 SHOWN = 6
 LONGEST = 60
 ABSENT = object()
@@ -60,7 +61,8 @@ def accepted(manifest: Mapping[str, Any], now: Federation, where: str) -> list[C
     if refused:
         more = f" and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
         listed = "; ".join(map(str, refused[:SHOWN]))
-        raise ConfigError(f"resume {where}: this run has another config: {listed}{more}; {MAY}")
+        own = f"; {OWN}" if any(change.field == "task.sha256" for change in refused) else ""
+        raise ConfigError(f"resume {where}: this run has another config: {listed}{more}; {MAY}{own}")
     same = now.model_copy(update={field: getattr(began, field) for field in GROWING})
     if same.digest != manifest.get("digest", began.digest):
         why = "no key differs, so the code of its task or the version of fl-privacy does"

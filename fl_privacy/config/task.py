@@ -105,6 +105,14 @@ class Task(Model):
     source: str | None = Field(None, max_length=LONGEST_CODE, description="filled in: the text of `code`")
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="filled in: the digest of the task's code")
 
+    @field_validator("code")
+    @classmethod
+    def _shown_as_it_is(cls, code: str | None) -> str | None:
+        """It stands in messages, in logs and in what an operator reads."""
+        if code is not None and not code.isprintable():
+            raise ValueError("has characters that cannot be shown; rename the file")
+        return code
+
     @field_validator("dataset")
     @classmethod
     def _known_data(cls, name: str) -> str:
@@ -205,10 +213,27 @@ def _with_code(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     if not isinstance(task, dict) or task.get("source") is not None:
         return values
     if isinstance(task.get("code"), str):
-        source = text_of(folder / task["code"], "task.code")
+        source = _text_of(folder, task["code"])
         return values | {"task": task | {"source": source, "sha256": digest_of(source)}}
     if isinstance(task.get("name"), str) and task.get("sha256") is None:
         from fl_privacy.tasks.installed import digest
 
         return values | {"task": task | {"sha256": digest(task["name"])}}
     return values
+
+
+def _text_of(folder: Path, code: str) -> str:
+    """The text of a Python file beside the config, and of nothing else: it goes to every party of the federation."""
+    fix = "put the task's file into the config's folder, as task.py, say"
+    try:
+        path, home = (folder / code).resolve(), folder.resolve()
+        below, size = path.is_relative_to(home), path.stat().st_size if path.is_file() else 0
+    except (OSError, ValueError, RuntimeError):
+        raise ConfigError(f"task.code {code!r}: is no path; {fix}") from None
+    if not below or Path(code).suffix != ".py":
+        raise ConfigError(f"task.code {code!r}: is not a .py file in the config's folder or below; {fix}")
+    if size > 4 * LONGEST_CODE:
+        raise ConfigError(f"task.code {code!r}: has {size:,} bytes; use at most {LONGEST_CODE:,} characters")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"task.code {code!r}: is not a file; {fix}")
+    return text_of(folder / code, "task.code")

@@ -13,7 +13,7 @@ from fl_privacy.dp.per_record import gradients, trainable
 from fl_privacy.dp.sampled import Plan, Private
 from fl_privacy.errors import FederationError
 from fl_privacy.tasks.data import Dataset
-from fl_privacy.tasks.train import How, Loss, Recipe, few_threads, loss_of, place
+from fl_privacy.tasks.train import How, Loss, Recipe, drawing, few_threads, loss_of, place
 
 MOST_NUMBERS = 2**24  # gradient entries held at once: a large Poisson batch is processed in parts
 BELOW = 1 - 1e-6  # rounded down slightly: the norm of a float32 gradient must not exceed the bound
@@ -30,12 +30,14 @@ def fit(
     how = how or How()
     optimiser = how.optimiser(trainable(model), recipe)
     model.train()
-    with few_threads(model), torch.backends.cudnn.flags(enabled=False):
+    drawn = int.from_bytes(keys.derive(private.key, "dpsgd", 0, "", "draws")[:7], "big")
+    with few_threads(model), drawing(drawn, x.device), torch.backends.cudnn.flags(enabled=False):
         for step in range(private.plan.steps):
             sample, noise = (keys.derive(private.key, "dpsgd", step, "", use) for use in ("sample", "noise"))
             rows = torch.from_numpy(poisson_sample(len(y), private.plan.rate, sample)).to(x.device)
             # Record by record: nothing that a task does to a batch may mix its records.
-            batch = torch.cat([how.augment(x[row : row + 1]) for row in rows]) if how.changes and len(rows) else x[rows]
+            changed = [how.augment(x[row : row + 1].clone()) for row in rows] if how.changes else []
+            batch = torch.cat(changed) if changed else x[rows]
             total = clipped_sum(model, batch, y[rows], private.plan.clip, how.loss)
             optimiser.step(noisy_mean(total, private.plan, noise))
 
@@ -44,7 +46,8 @@ def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, bound: float, loss: Loss
     """The sum of all records' gradients, each clipped to norm `bound` over the whole model; 0 for an empty batch."""
     weights = trainable(model)
     if math.isinf(bound) and len(y):
-        return list(torch.autograd.grad(loss(model(x), y, "sum"), weights))
+        whole = loss(model(x), y, "sum")
+        return list(torch.autograd.grad(whole, weights, allow_unused=True, materialize_grads=True))
     total = [torch.zeros_like(weight).flatten() for weight in weights]
     size = max(1, MOST_NUMBERS // sum(weight.numel() for weight in weights))
     for first in range(0, len(y), size):

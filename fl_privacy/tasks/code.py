@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from fl_privacy.errors import ConfigError, FederationError
 from fl_privacy.reading import validated
-from fl_privacy.tasks.task import Task
+from fl_privacy.tasks import members
+from fl_privacy.tasks.task import Task, own
 
 MODULE = "fl_privacy_task"  # the name under which a task's file is imported, once per process and text
 
@@ -24,8 +25,10 @@ def load(source: str, file: str) -> type[Task]:
     """The one Task class in the text of a file."""
     module = ModuleType(f"{MODULE}_{abs(hash(source)):x}")
     module.__file__ = file
+    setattr(module, members.SOURCE, source)
     sys.modules[module.__name__] = module  # dataclasses and pydantic look their module up
-    with theirs(file, "cannot be loaded", module.__name__):
+    # What it prints is no part of a command's output.
+    with redirect_stdout(sys.stderr), theirs(file, "cannot be loaded", module.__name__):
         exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
     found = [
         value
@@ -40,14 +43,20 @@ def load(source: str, file: str) -> type[Task]:
 
 def make(kind: type[Task], options: dict[str, Any], file: str) -> Task:
     """The task with its options, validated by its own model."""
+    member, why = members.problem(kind)
+    if member:
+        raise TaskError(f"{members.where(kind, member, file)}: {member}: {why}")
+    # A key that nobody reads is a typing error, unless their model says what to do with it.
+    extra: Literal["forbid"] | None = None if "extra" in kind.Options.model_config else "forbid"
     with theirs(file, "Options", kind.__module__):
-        checked = validated(kind.Options, options, "task.options")
-    with theirs(file, "__init__", kind.__module__):
+        checked = validated(kind.Options, options, "task.options", extra)
+    with theirs(members.where(kind, "__init__", file), "__init__", kind.__module__):
         return kind(checked)
 
 
 def place(task: Task, method: str) -> str:
-    """File and line of a method, for a problem with what it returned."""
+    """File and line of a method of theirs, for a problem with what it returned; of `model`, if they have none."""
+    method = method if own(task, method) else "model"
     found = getattr(getattr(type(task), method), "__code__", None)
     return type(task).__name__ if found is None else f"{found.co_filename}:{found.co_firstlineno}"
 
@@ -60,7 +69,7 @@ def theirs(label: str, what: str, module: str) -> Iterator[None]:
     except FederationError:
         raise
     except SyntaxError as error:
-        raise TaskError(f"{error.filename or label}:{error.lineno or 0}: {what}: {error.msg}") from None
+        raise TaskError(f"{error.filename or label}:{error.lineno or 1}: {what}: {error.msg}") from None
     except (Exception, SystemExit) as error:
         package, steps = module.partition(".")[0], walk_tb(error.__traceback__)
         lines = [
@@ -69,4 +78,5 @@ def theirs(label: str, what: str, module: str) -> Iterator[None]:
             if str(frame.f_globals.get("__name__")).partition(".")[0] == package
         ]
         reason = " ".join(str(error).split())[:300]
-        raise TaskError(f"{[label, *lines][-1]}: {what}: {type(error).__name__}: {reason}") from None
+        fix = "; install it, at every site too" if isinstance(error, ModuleNotFoundError) else ""
+        raise TaskError(f"{[label, *lines][-1]}: {what}: {type(error).__name__}: {reason}{fix}") from None

@@ -1,9 +1,10 @@
-"""Trying a model on records: which layer cannot take its input."""
+"""Trying a model on records: which layer cannot take its input, and whether its outputs fit the labels."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +13,11 @@ from fl_privacy.tasks.data import Dataset
 TRIED = 2  # records
 
 
-def misfit(model: nn.Module, data: Dataset) -> str:
-    """Which layer of the model cannot take its input, and why; empty if all can. Other errors are raised."""
+def misfit(model: nn.Module, data: Dataset, classes: int) -> str:
+    """Which layer of the model cannot take its input, and why, or what its outputs do not fit; empty if all is well.
+
+    Other errors are raised.
+    """
     entered: list[tuple[str, nn.Module, Any]] = []
     hooks = []
     for name, layer in model.named_modules():
@@ -23,18 +27,46 @@ def misfit(model: nn.Module, data: Dataset) -> str:
     training = model.training
     try:
         with torch.no_grad():
-            model.eval()(torch.from_numpy(data.x[:TRIED]).to(next(model.parameters()).device))
+            records = torch.from_numpy(data.x[:TRIED].copy())  # a model may change its input
+            outputs = model.eval()(records.to(next(model.parameters()).device))
     except Exception as error:
         if not entered:  # it is between the layers, in code that has a line
             raise
         name, layer, shape = entered[-1]
         why = " ".join(str(error).split())[:200]
-        records = f"a record has shape {tuple(data.x.shape[1:])}"
-        return f"layer {name or 'model'} ({layer}) cannot take an input of shape {shape}: {why}; {records}"
+        a_record = f"a record has shape {tuple(data.x.shape[1:])}"
+        if np.issubdtype(data.x.dtype, np.integer):
+            a_record += " of whole numbers; return floats from data(), unless the model looks numbers up"
+        elif data.x.ndim == 1:
+            a_record += "; return x of shape (records, 1) from data()"
+        else:
+            a_record += "; change the layer, or what data() returns"
+        return f"layer {name or 'model'} ({layer}) cannot take an input of shape {shape}: {why}; {a_record}"
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
+    return _unfit(outputs, data, classes)
+
+
+def _unfit(outputs: Any, data: Dataset, classes: int) -> str:
+    """What is wrong with the outputs of the first records."""
+    if not isinstance(outputs, Tensor):
+        return f"gives {type(outputs).__name__}; return one tensor, with a row per record"
+    asked, count = f"{classes} classes, one score each" if classes else "a number to predict", len(data.x[:TRIED])
+    shapes = ((count, classes),) if classes else ((count, 1),)
+    if tuple(outputs.shape) not in shapes:
+        each = tuple(outputs.shape[1:]) if outputs.ndim and len(outputs) == count else None
+        what = f"shape {tuple(outputs.shape)} for {count} records" if each is None else f"shape {each} per record"
+        return f"gives outputs of {what}, and the task has {asked}: {shapes[0][1:]}; change one, or set `classes`"
+    if not outputs.is_floating_point():
+        return f"gives outputs of type {outputs.dtype}; return float32"
+    if classes and data.forecast:
+        return f"has {classes} outputs, and labels are floats; give integers for classes, or a model with one output"
+    if not classes and not data.forecast and len(data):
+        return (
+            "has one output, and labels are integers; give floats to predict a number, or two outputs for two classes"
+        )
     return ""
 
 

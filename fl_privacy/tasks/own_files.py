@@ -88,7 +88,7 @@ class HeldOut(Model):
 
     def choose(self, records: Iterable[bytes], marked: NDArray[np.bool_] | None, where: object) -> NDArray[np.bool_]:
         """Whether each record is held out: as `marked` by the column, else by the content."""
-        chosen = self._drawn(records) if marked is None else marked
+        chosen = self.drawn(records) if marked is None else marked
         if chosen.all() or not chosen.any():
             raise DataError(
                 f"data: {where} has {len(chosen)} complete records, {chosen.sum()} of them held out; "
@@ -96,7 +96,8 @@ class HeldOut(Model):
             )
         return chosen
 
-    def _drawn(self, records: Iterable[bytes]) -> NDArray[np.bool_]:
+    def drawn(self, records: Iterable[bytes]) -> NDArray[np.bool_]:
+        """Whether each record is held out, by its content."""
         key, below = self.seed.to_bytes(8, "big"), int(self.ratio * 2**64)
         drawn = (int.from_bytes(blake2b(record, digest_size=8, key=key).digest(), "big") for record in records)
         return np.fromiter((number < below for number in drawn), np.bool_)

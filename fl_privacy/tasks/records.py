@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks.data import Dataset, Parts
+from fl_privacy.tasks.reader import read
 
 RETURN = "return ((x, y), (x, y)), training and held-out records, or two PyTorch Datasets"
 NAMES = ("training records", "held-out records")
@@ -19,13 +20,19 @@ def parts_of(returned: Any, where: str) -> Parts:
     if isinstance(returned, Parts):
         return returned
     if not isinstance(returned, tuple | list) or len(returned) != 2:
-        raise DataError(f"{where}: data gave {type(returned).__name__}; {RETURN}")
+        count = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
+        raise DataError(f"{where}: data gave {type(returned).__name__}{count}; {RETURN}")
     train, held_out = (dataset_of(half, f"{where}: {name}") for half, name in zip(returned, NAMES, strict=True))
     if not len(train):
         raise DataError(f"{where}: data gave no training records; check the site's folder")
     if len(held_out) and held_out.x.shape[1:] != train.x.shape[1:]:
         shapes = f"{train.x.shape[1:]} to train on and {held_out.x.shape[1:]} held out"
         raise DataError(f"{where}: records have shape {shapes}; make them equal")
+    if len(held_out) and held_out.forecast != train.forecast:
+        kinds = " and ".join("floats" if half.forecast else "integers" for half in (train, held_out))
+        raise DataError(f"{where}: labels are {kinds}, to train on and held out; make them equal")
+    if len(held_out) and held_out.x.dtype != train.x.dtype:
+        raise DataError(f"{where}: records are {train.x.dtype} and {held_out.x.dtype}; make them equal")
     return Parts(train, held_out)
 
 
@@ -34,15 +41,24 @@ def dataset_of(half: Any, where: str) -> Dataset:
     if isinstance(half, Dataset):
         return half
     if isinstance(half, tuple | list) and len(half) == 2 and not hasattr(half, "__getitems__"):
-        x, y = (np.asarray(part) for part in half)
-    elif hasattr(half, "__getitem__") or hasattr(half, "__iter__"):
-        pairs = [half[i] for i in range(len(half))] if hasattr(half, "__len__") else list(half)
-        x, y = (np.stack([np.asarray(pair[i]) for pair in pairs]) if pairs else np.empty(0) for i in (0, 1))
+        x, y = _array(half[0], f"{where}: x"), _array(half[1], f"{where}: y")
+    elif not isinstance(half, str | bytes) and (hasattr(half, "__getitem__") or hasattr(half, "__iter__")):
+        x, y = read(half, where)
     else:
         raise DataError(f"{where}: {type(half).__name__} was given; {RETURN}")
+    if not x.ndim or not y.ndim:
+        raise DataError(f"{where}: x has shape {x.shape} and y {y.shape}; {RETURN}")
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} records and {len(y)} labels; give every record one label")
     return Dataset(_inputs(x, where), _labels(y, where))
+
+
+def _array(values: Any, where: str) -> NDArray[Any]:
+    """An array, a tensor, or lists of numbers of equal length."""
+    try:
+        return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{where}: not an array ({str(error)[:150]}); give rows of equal length") from None
 
 
 def _inputs(x: NDArray[Any], where: str) -> NDArray[Any]:
@@ -68,8 +84,11 @@ def _labels(y: NDArray[Any], where: str) -> NDArray[Any]:
         if len(y) and int(y.min()) < 0:
             raise DataError(f"{where}: label {int(y.min())} is negative; classes count from 0")
         return y.astype(np.int64)
-    if not np.issubdtype(y.dtype, np.floating) or not np.isfinite(y).all():
-        raise DataError(f"{where}: labels must be classes (integers) or finite numbers, and are {y.dtype}")
+    if not np.issubdtype(y.dtype, np.floating):
+        raise DataError(f"{where}: labels are of type {y.dtype}; give classes (integers from 0) or numbers (floats)")
+    if not np.isfinite(y).all():
+        bad = int((~np.isfinite(y)).sum())
+        raise DataError(f"{where}: {bad} of {len(y)} labels are not finite; drop records without a label")
     return _single(y, where)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -170,6 +171,23 @@ def few_threads(model: nn.Module) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def drawing(seed: int, where: torch.device) -> Iterator[None]:
+    """What a task draws without a generator of its own (dropout, `augment`) follows from the seed; then restore."""
+    gpus, before = ([where.index or 0] if where.type == "cuda" else []), (random.getstate(), np.random.get_state())
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu].manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
 def fit(
     model: nn.Module,
     data: Dataset,
@@ -189,7 +207,7 @@ def fit(
     how = _regularised(how, recipe, generator)
     model.train()
     loss = math.nan
-    with few_threads(model), regularise.dropout(model, recipe.dropout, generator):
+    with few_threads(model), drawing(seed, x.device), regularise.dropout(model, recipe.dropout, generator):
         for epoch in range(recipe.epochs):
             order = torch.randperm(len(y), generator=generator).to(x.device)
             loss = _epoch(model, x, y, torch.split(order, recipe.batch_size), optimiser, how)
@@ -218,7 +236,7 @@ def _epoch(
     total = torch.zeros((), device=x.device)
     for rows in batches:
         loss = batch_loss(model, x, y, rows, how)
-        optimiser.step(list(torch.autograd.grad(loss, optimiser.weights)))
+        optimiser.step(list(torch.autograd.grad(loss, optimiser.weights, allow_unused=True, materialize_grads=True)))
         total += loss.detach() * len(rows)
     return float(total) / len(y)
 
@@ -242,7 +260,7 @@ def evaluate(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss = 
     model.eval()
     with torch.no_grad(), few_threads(model):
         for batch, labels in zip(torch.split(x, EVALUATION_BATCH), torch.split(y, EVALUATION_BATCH), strict=True):
-            outputs = model(batch)
+            outputs = model(batch.clone())  # a model may change its input in place
             correct += 0 if data.forecast else int((outputs.argmax(dim=1) == labels).sum())
             total += float(loss(outputs, labels, "sum"))
     model.train(training)
@@ -259,7 +277,7 @@ def outputs_of(model: nn.Module, data: Dataset, device: str = "cpu", loss: Loss 
     model.eval()
     with torch.no_grad(), few_threads(model):
         for batch, labels in zip(torch.split(x, EVALUATION_BATCH), torch.split(y, EVALUATION_BATCH), strict=True):
-            outputs.append(model(batch))
+            outputs.append(model(batch.clone()))
             losses.append(loss(outputs[-1], labels, "none"))
     model.train(training)
     return torch.cat(outputs).cpu(), torch.cat(losses).cpu()

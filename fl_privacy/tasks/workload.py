@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -15,15 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from fl_privacy import vector
-from fl_privacy.errors import DataError
+from fl_privacy.errors import DataError, FederationError
 from fl_privacy.scores.form import Form, Tally
 from fl_privacy.scores.tally import tally
-from fl_privacy.tasks import code, models
+from fl_privacy.tasks import code, members, models
 from fl_privacy.tasks.data import Dataset, Parts
-from fl_privacy.tasks.forward import misfit
+from fl_privacy.tasks.forward import TRIED, misfit
 from fl_privacy.tasks.making import classes_of, task_of
+from fl_privacy.tasks.measures import own_measures
 from fl_privacy.tasks.records import parts_of
 from fl_privacy.tasks.task import Task, own
 from fl_privacy.tasks.train import How, Loss, Metrics, Recipe, evaluate, fit, loss_of, outputs_of
@@ -78,7 +80,7 @@ class Workload:
     def _read(self, site: str) -> Parts:
         """The site's own folder, or where it has none the run's."""
         folder = self.federation.site(site).data or self._folder
-        with self.theirs(f"data of site {site!r}"):
+        with self.theirs(f"data of site {site!r}", "data"):
             if self.federation.task.is_own and folder is None and self.task.needs_data:
                 raise DataError(f"data: {site} has no folder; set `data` of the site, --data-dir or FL_PRIVACY_DATA")
             found = parts_of(self.task.data(site, folder), code.place(self.task, "data"))  # type: ignore[arg-type]
@@ -91,10 +93,17 @@ class Workload:
         """Refuse a task whose model cannot take its records, at the line of `model`."""
         if self.federation.task.is_own:
             with self.theirs("model"):
-                problem = misfit(self.model, records)
+                problem = misfit(self.model, records, self._classes)
             if problem:
-                where, fix = code.place(self.task, "model"), "change the layer, or what data() returns"
-                raise code.TaskError(f"{where}: model(): {problem}; {fix}")
+                raise code.TaskError(f"{code.place(self.task, 'model')}: model(): {problem}")
+            self.check_losses(self.measured(self.initial, records.take(range(min(TRIED, len(records)))), "cpu"))
+
+    def check_losses(self, found: Measured) -> None:
+        """Refuse a task whose new model has no finite loss: no learning rate helps."""
+        broken = int((~torch.isfinite(found.losses)).sum())
+        if broken:
+            of = f"of the new model is not finite for {broken} of {len(found.losses)} records; check outputs and loss"
+            raise code.TaskError(f"{code.place(self.task, 'loss')}: loss {of}")
 
     def _check_labels(self, records: Dataset) -> None:
         largest = 0 if records.forecast or not len(records) else int(records.y.max())
@@ -144,11 +153,14 @@ class Workload:
             outputs, losses = outputs_of(self.model, data, device, self.how.loss)
         return Measured(outputs, labels, losses)
 
-    def further(self, found: Measured) -> dict[str, float]:
+    def further(self, found: Measured) -> dict[str, float | None]:
         """The task's own measures."""
-        with self.theirs("metrics"):
-            measures = self.task.metrics(found.outputs, found.labels)
-            return {str(name): float(value) for name, value in measures.items()}
+        with self.theirs("metrics", "metrics"):
+            returned = self.task.metrics(found.outputs, found.labels)
+        try:
+            return own_measures(returned)
+        except (FederationError, TypeError, ValueError) as error:
+            raise code.TaskError(f"{code.place(self.task, 'metrics')}: metrics: {error}") from None
 
     def once(self, check: Check, data: Dataset) -> None:
         """Check the model with some records, once for all sites of a process."""
@@ -177,12 +189,12 @@ class Workload:
         return found
 
     @contextmanager
-    def theirs(self, what: str) -> Iterator[None]:
-        """Errors in a task's own code are reported as such; in ours they are ours."""
+    def theirs(self, what: str, method: str = "model") -> Iterator[None]:
+        """Errors in a task's own code are reported as such, where none of its lines was reached at this method."""
         if not self.federation.task.is_own:
             yield
             return
-        with code.theirs(self.federation.task.label, what, type(self.task).__module__):
+        with code.theirs(code.place(self.task, method), what, type(self.task).__module__):
             yield
 
 
@@ -191,12 +203,18 @@ def model_of(federation: Federation) -> nn.Module:
     task, label = task_of(federation), federation.task.label
     if not federation.task.is_own:
         return task.model()
-    with code.theirs(label, "model", type(task).__module__):
-        made, where = models.seeded(task.model, federation.seed), code.place(task, "model")
+    where = code.place(task, "model") if own(task, "model") else members.where(type(task), "model", label)
+    with code.theirs(where, "model", type(task).__module__):
+        made = models.seeded(task.model, federation.seed)
         if not isinstance(made, nn.Module):
             raise code.TaskError(f"{where}: model gave {type(made).__name__}; return an nn.Module")
         if not any(weight.requires_grad for weight in made.parameters()):
             raise code.TaskError(f"{where}: the model has no parameters to train")
+        for name, weight in made.named_parameters():
+            if isinstance(weight, UninitializedParameter):
+                raise code.TaskError(f"{where}: {name} of the new model has no size yet; use a layer that is not lazy")
+            if weight.dtype != torch.float32:
+                raise code.TaskError(f"{where}: {name} of the new model is {weight.dtype}; use float32")
         for name, tensor in made.state_dict().items():
             if isinstance(tensor, Tensor) and not torch.isfinite(tensor).all():
                 fix = "initialise it; a constant buffer needs persistent=False"
@@ -209,14 +227,31 @@ def how_of(task: Task) -> How:
 
     def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         each = task.loss(outputs, targets)
-        if each.shape != targets.shape[:1]:
-            where, shape = code.place(task, "loss"), tuple(each.shape)
-            raise code.TaskError(f'{where}: loss gave shape {shape}; return one loss per record (reduction="none")')
+        if not isinstance(each, Tensor) or each.shape != targets.shape[:1]:
+            gave = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+            where = code.place(task, "loss")
+            raise code.TaskError(f'{where}: loss gave {gave}; return one loss per record (reduction="none")')
         reduced = {"mean": each.mean, "sum": each.sum}.get(reduction)
         return each if reduced is None else reduced()
 
     made = loss if own(task, "loss") else loss_of
-    return How(made, task.augment, lambda weights: task.optimizer(weights), own(task, "augment"))
+
+    def optimizer(weights: Sequence[nn.Parameter]) -> Any:
+        chosen = task.optimizer(weights)
+        if chosen is not None and not all(callable(getattr(chosen, name, None)) for name in ("step", "zero_grad")):
+            where = code.place(task, "optimizer")
+            raise code.TaskError(f"{where}: optimizer gave {type(chosen).__name__}; return a torch optimiser, or None")
+        return chosen
+
+    def augment(records: Tensor) -> Tensor:
+        changed = task.augment(records)
+        if not isinstance(changed, Tensor) or changed.shape[:1] != records.shape[:1]:
+            gave = f"shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
+            where = code.place(task, "augment")
+            raise code.TaskError(f"{where}: augment gave {gave}; return as many records as it got ({len(records)})")
+        return changed
+
+    return How(made, augment, optimizer, own(task, "augment"))
 
 
 def layout_of(federation: Federation) -> vector.Layout:

@@ -19,6 +19,7 @@ from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.preflight.of_kit import run as check
 from fl_privacy.errors import ConfigError, LaunchError
 from fl_privacy.ops.tail import Tail
+from fl_privacy.tasks.measures import latest
 
 UP = 90.0
 DOWN = 40.0
@@ -136,6 +137,7 @@ def status(folder: Folder) -> dict[str, Any]:
         "last": None if last is None else {k: v for k, v in last.items() if k != "role"},
         "declined": _declined(folder),
         "metrics": _metrics(worker) if state != "down" else None,
+        "own": latest(folder.state / "metrics"),
         "ledger": ledgers.report(folder.own_federation, folder.kit.name, folder.state),
         "logs": str(folder.logs),
     }

@@ -6,7 +6,9 @@ import datetime as dt
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +85,8 @@ def transcript_bytes(federation: Federation) -> int:
 def data(federation: Federation, data_dir: Path | None, sites: Sequence[str] = (), fix: str = FIX_DATA) -> Check:
     """Read the records of these sites (default: all), each from its own folder; with them, a model can be judged."""
     try:
-        return Check("data", True, _read(federation, data_dir, list(sites or federation.site_names)))
+        with redirect_stdout(sys.stderr):  # what a task of one's own prints is no part of the checks
+            return Check("data", True, _read(federation, data_dir, list(sites or federation.site_names)))
     except FederationError as error:
         return Check.failed("data", error, fix)
 
@@ -99,8 +102,9 @@ def _read(federation: Federation, data_dir: Path | None, sites: list[str]) -> st
     work = Workload(federation, data_dir)
     train, held_out = _records(work, sites)
     if task.is_own:
+        for site in sites:
+            work.check_model(work.site_data(site))
         first = work.site_data(sites[0])
-        work.check_model(first)
         federation.privatise.start(Seat(federation, sites[0], work, len(first), None))
     return f"{label}: {train} training and {held_out} held-out records"
 
