@@ -97,8 +97,9 @@ class Site:
         self.log("ready", records=self._data.expected, parameters=self._work.layout.size)
 
     @property
-    def parameters(self) -> int:
-        return self._work.layout.size
+    def largest_model(self) -> int:
+        """Bytes that may come with a ticket: none where models come from the middleware."""
+        return 0 if self.federation.route.long_tickets else 4 * self._work.layout.size
 
     @property
     def policy(self) -> str | None:

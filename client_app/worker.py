@@ -82,7 +82,7 @@ def listen(path: Path) -> socket.socket:
 
 def serve(listener: socket.socket, site: Site) -> None:
     """One ticket at a time: a site has one model in memory."""
-    desk = Desk(listener, 4 * site.parameters, site.log)
+    desk = Desk(listener, site.largest_model, site.log)
     while True:
         asked = desk.next()
         asked.answer(answer(site, asked.fields, asked.payload))

@@ -190,6 +190,18 @@ def test_without_noise_a_site_whose_training_diverges_abstains(
     assert "not finite" in site.log.reasons[0] or "nan" in site.log.reasons[0]
 
 
+def test_only_where_models_come_with_a_ticket_may_one_bring_any_bytes(site: Worker, tmp_path: Path) -> None:
+    """Code that comes with a run could hold 64 models of memory in the worker otherwise."""
+    assert site.site.largest_model == 4 * PARAMETERS
+    (tmp_path / "b").mkdir()
+    policy = tmp_path / "b" / "policy.yaml"
+    policy.write_text(POLICY.replace("routes: [server]\n", ""))
+    federation = Federation.parse(CONFIG.replace("POLICY", str(policy)).replace("kind: server", "kind: shuffler"))
+    keys: Any = site.keys.of("site", "site-0")
+    place: Any = {"state": tmp_path / "b", "workload": Work(10), "log": Events()}
+    assert Site(federation, "site-0", keys, ["127.0.0.1:1"], **place).largest_model == 0
+
+
 def test_code_that_fails_costs_a_round_and_not_the_worker(site: Worker) -> None:
     site.work.train = out_of_memory
     assert site.ask(1)[0] == ABSTAINED

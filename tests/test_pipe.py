@@ -140,6 +140,7 @@ class Fake:
     """A site that answers at once, or raises a given error, or waits until it may go on."""
 
     parameters, metrics = 2**21, OFF
+    largest_model = 4 * parameters
 
     def __init__(self) -> None:
         self.events = self.log = Events()
