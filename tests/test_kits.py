@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from commands import cli, json_of
+from fl_privacy.deploy.kits import kit_files
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.provision import provision
 from fl_privacy.deploy.preflight import checks, of_kit
@@ -138,6 +139,21 @@ def test_no_shipped_file_names_drops_or_replaces_a_policy(site: Path, tmp_path: 
     assert folder.policy is folder.own_federation.site("site-0").policy is None
     assert "nothing leaves a site without it" in failures(site)["policy"]
     assert not any("--trial" in file.read_text() for file in site.iterdir() if file.is_file())
+
+
+def test_no_shipped_file_chooses_the_folder_that_a_site_reads(site: Path, tmp_path: Path) -> None:
+    """The digest, which approvals and tickets are bound to, does not cover paths: it would be the same."""
+    made = Folder.open(site).federation
+    sites = [one.model_copy(update={"data": tmp_path / "other-study"}) for one in made.sites]
+    (site / "federation.yaml").write_text(made.model_copy(update={"sites": tuple(sites)}).to_yaml())
+    folder = Folder.open(site)
+    assert folder.federation.digest == made.digest
+    assert folder.own_federation.site("site-0").data is folder.place.federation.site("site-0").data is None
+    assert str(tmp_path / "other-study") not in kit_files.compose(folder) + kit_files.unit(folder)
+    change(site, data="/srv/own")
+    assert Folder.open(site).own_federation.site("site-0").data == Path("/srv/own")
+    change(site, data=None)
+    assert Folder.open(site, trial=True).own_federation.site("site-0").data == tmp_path / "other-study"
 
 
 def test_a_policy_that_links_to_nothing_is_not_a_missing_one(site: Path) -> None:

@@ -171,10 +171,14 @@ class Folder:
 
     @property
     def own_federation(self) -> Federation:
-        """The federation with this site's own device, data and policy in it; the digest is the same."""
-        kit = self.kit
-        own = {"device": kit.device, "data": self.at(kit.data)}
-        given = {"policy": self.policy, **{key: value for key, value in own.items() if value is not None}}
+        """The federation with this site's own device, data and policy in it; the digest is the same.
+
+        Whoever writes the config does not choose what a site reads: outside a trial, a folder in it does not count.
+        """
+        kit, data = self.kit, self.at(self.kit.data)
+        given: dict[str, Any] = {"policy": self.policy}
+        given |= {"device": kit.device} if kit.device is not None else {}
+        given |= {"data": data} if data is not None or not self.trial else {}
         sites = tuple(
             site.model_copy(update=given) if self.role.has_node and site.name == kit.name else site
             for site in self.federation.sites
