@@ -282,6 +282,26 @@ class TestSent:
             with refused("PERMISSION_DENIED"):
                 again.check(terms(root=b"other"), void, journals)
 
+    def test_a_lost_journal_gets_a_model_s_updates_again_only_from_the_whole_cohort(
+        self, tmp_path: Path, on_disk: bool
+    ) -> None:
+        """It does not know whose updates it released, and the sum without one site would show that site's."""
+        sent = Sent(tmp_path if on_disk else None)
+        first = dataclasses.replace(terms(), cohort=4, quorum=3)
+        sent.keep(first, ["a", "b"])
+        again = Sent(tmp_path) if on_disk else sent
+        for changes in ({}, {"number": 2}):
+            for journals in (["a", "c"], ["c", ""]):
+                with refused("PERMISSION_DENIED"):
+                    again.check(dataclasses.replace(first, **changes), frozenset(), journals)
+                again.check(dataclasses.replace(first, quorum=4, **changes), frozenset(), journals)
+            again.check(dataclasses.replace(first, **changes), frozenset(), ["a", ""])  # one is gone for now
+        again.check(dataclasses.replace(first, model=b"next"), frozenset(), ["c", "d"])
+        goodbye = dataclasses.replace(first, farewell=1, counts=0)
+        again.check(goodbye, frozenset(), ["c", "d"])  # nothing is sent
+        with refused("PERMISSION_DENIED"):
+            again.check(dataclasses.replace(goodbye, counts=9), frozenset(), ["c", "d"])
+
     def test_another_run_of_the_same_name_is_refused(self, tmp_path: Path, on_disk: bool) -> None:
         sent = Sent(tmp_path if on_disk else None)
         sent.keep(terms())

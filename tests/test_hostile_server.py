@@ -133,6 +133,26 @@ def test_a_shuffler_that_lost_its_journal_gets_no_second_cohort_from_the_sites(
         second.stop()
 
 
+def test_a_shuffler_that_lost_its_journal_gets_no_smaller_part_of_a_cohort_either(keys: Keys, tmp_path: Path) -> None:
+    """With a quorum below the cohort it could leave out one site: the difference of the sums is that site's update."""
+    loose = Federation.parse(CONFIG.replace("quorum: 4", "quorum: 3"))
+    first = deploy(tmp_path / "shuffler", keys, loose, "shuffler")
+    header = ask(first, FIRST, quorum=3)
+    Hospitals(tmp_path, keys, loose).join(first, "run")
+    assert total(collect(first.server, header)) == 1111
+    kill(first)
+    shutil.rmtree(tmp_path / "shuffler" / "state-0")
+    second = deploy(tmp_path / "shuffler", keys, loose, "shuffler")
+    try:
+        hospitals = Hospitals(tmp_path, keys, loose)
+        again = ask(second, FIRST, quorum=3, number=2)
+        hospitals.join(second, "run")
+        assert collect(second.server, again).phase == "failed"
+        assert "a middleware lost its own" in hospitals.reasons(*FIRST)[0]
+    finally:
+        second.stop()
+
+
 def test_an_attempt_whose_release_arrived_is_released_no_more(shuffler: Deployment, keys: Keys, tmp_path: Path) -> None:
     """A second mixture of the same updates would have other permutations, and other noise to level them."""
     hospitals = Hospitals(tmp_path, keys)

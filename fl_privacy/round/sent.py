@@ -28,7 +28,8 @@ class Sent:
     def check(self, terms: Terms, void: Set[str], journals: Sequence[str] = ()) -> None:
         """Refuse a second cohort for a model, unless the first one's attempts are void: nothing of them left.
 
-        Only the `journals` that the first one was opened in can tell: others have lost what they released.
+        Only the `journals` that the first one was opened in can tell: others have lost what they released. They could
+        release the same cohort again without one of its sites, unless every site has to be there.
         """
         for line in self._lines(terms.run):
             same = line["nonce"] == terms.nonce.hex()
@@ -37,6 +38,11 @@ class Sent:
             void_there = line["attempt"] in void and line.get("journals", []) == list(journals)
             free = not other or line["root"] == terms.root.hex() or void_there
             require(free, "cohort: this site sent its update for this model to another one, which is not void", DENIED)
+            kept = terms.quorum == terms.cohort or not _lost(line, terms, journals)
+            fix = "start a new run, or set quorum to the cohort"
+            require(
+                kept, f"journal: a middleware lost its own, and could release this model for other sites; {fix}", DENIED
+            )
 
     def keep(self, terms: Terms, journals: Sequence[str] = ()) -> None:
         """On the disk when this returns, before anything is sent."""
@@ -77,3 +83,13 @@ class Sent:
         assert self._folder is not None
         require(_NAME.fullmatch(run) is not None, "run: letters, digits, dots and dashes only")
         return self._folder / f"{run}.jsonl"
+
+
+def _lost(line: dict[str, Any], terms: Terms, journals: Sequence[str]) -> bool:
+    """Whether a middleware that got something for this model has another journal now; one that is gone has none."""
+    updates = not (terms.farewell or line["farewell"])
+    if line["model"] != terms.model.hex() or not (updates or terms.counts):
+        return False
+    return any(
+        before and now and before != now for before, now in zip(line.get("journals", []), journals, strict=False)
+    )
