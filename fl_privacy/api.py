@@ -127,9 +127,12 @@ def up(
 
     if init is not None and config is None:
         raise LaunchError("init: a resumed run has its own initial model; leave it out")
-    federation = None if config is None else _federation(config).starting_from(None if init is None else Path(init))
+    data = _data(data_dir)
+    federation = None if config is None else _federation(config, data)
+    if federation is not None and init is not None:
+        federation = federation.starting_from(Path(init))
     try:
-        result = run(federation, engine, Path(runs_dir), _data(data_dir), resume, _console(quiet))
+        result = run(federation, engine, Path(runs_dir), data, resume, _console(quiet))
     except Interrupted as error:
         again = f"resume it with: fl_privacy.up(resume={json.dumps(str(error.run_dir))})"
         left = again if resume_words(error.run_dir) else "nothing to resume"
@@ -145,10 +148,10 @@ def runs(runs_dir: PathLike = folders.RUNS) -> list[Run]:
     return [Run(path) for path in folders.folders(Path(runs_dir))]
 
 
-def _federation(config: Federation | Mapping[str, Any] | PathLike) -> Federation:
+def _federation(config: Federation | Mapping[str, Any] | PathLike, data: Path | None = None) -> Federation:
     if isinstance(config, Federation):
         return config
-    return Federation.of(config) if isinstance(config, Mapping) else Federation.load(config)
+    return Federation.of(config) if isinstance(config, Mapping) else Federation.load(config, data)
 
 
 def _data(given: PathLike | None) -> Path | None:

@@ -74,6 +74,19 @@ def _near(path: Path) -> str:
     return f"; did you mean {close[0]}{path.suffix}?" if close else "; check the path"
 
 
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, key by key; where the `kind` or the data set changes, nothing that belongs to it stays."""
+    made = dict(below)
+    for key, value in above.items():
+        old = made.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, old.get("kind")):
+            same = value.get("dataset", old.get("dataset")) == old.get("dataset")
+            made[key] = merged({k: v for k, v in old.items() if same or k != "options"}, value)
+        else:
+            made[key] = value
+    return made
+
+
 def mapping(text: str, source: str, page: str = "docs/config.md") -> dict[str, Any]:
     """Parse YAML text that must be a mapping; `page` documents its keys."""
     try:

@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 import attacks
 from attacks.audit import run
-from attacks.audit.matrix import load, merged
+from attacks.audit.matrix import load
 from attacks.common.knowledge import Knowledge, Need
 from attacks.common.measure import Scores
 from attacks.common.truth import Truth
@@ -24,6 +24,7 @@ from fl_privacy import cli
 from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.follow import Result
 from fl_privacy.errors import ConfigError, LaunchError
+from fl_privacy.reading import merged
 from fl_privacy.report.interval import mean_interval
 from fl_privacy.transcript.read import View
 

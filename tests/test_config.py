@@ -173,3 +173,23 @@ FEDERATIONS = [path for path in sorted((ROOT / "configs").rglob("*.yaml")) if "\
 @pytest.mark.parametrize("path", FEDERATIONS, ids=lambda p: p.stem)
 def test_every_shipped_config_is_valid(path: Path) -> None:
     assert Federation.load(path).sites
+
+
+def test_with_a_data_folder_a_config_may_say_something_else(tmp_path: Path) -> None:
+    """Only where it is read with one: all parties of a run then get the same config, whatever folders they have."""
+    path = ROOT / "configs" / "eris.yaml"
+    plain, given = Federation.load(path), Federation.load(path, tmp_path)
+    assert (plain.task.dataset, plain.task.model) == ("digits", "mlp")
+    assert (given.task.dataset, given.task.model) == ("mnist", "lenet5")
+    assert (given.route, given.compress, given.rounds) == (plain.route, plain.compress, plain.rounds)
+    assert given.task.train.epochs == plain.task.train.epochs
+    assert plain.digest == Federation.parse(plain.to_yaml()).digest != given.digest
+    assert given.digest == Federation.parse(given.to_yaml()).digest
+    file = tmp_path / "c.yaml"
+    file.write_text("sites: 3\nwith_data: {rounds: none}\n")
+    assert Federation.load(file).rounds == 5
+    with pytest.raises(ConfigError, match=r"rounds: .*whole number"):
+        Federation.load(file, tmp_path)
+    file.write_text("sites: 3\nwith_data: 3\n")
+    with pytest.raises(ConfigError, match="with_data"):
+        Federation.load(file, tmp_path)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from fl_privacy.config import Federation
+from fl_privacy.deploy.engines.engine import up
 from fl_privacy.errors import RoundFailed
 from fl_privacy.round.aggregating import Aggregating
 from fl_privacy.round.resident import Resident
 from fl_privacy.routes.base import Outcome
 from helpers import Deployment, Keys, deploy
 from residents import D, House, averaged, federation, initial
-from test_placement_runs import models_of, same
+from test_placement_runs import config_of, kept_by_sites, models_of, same
 
 ALL = ("site-0", "site-1", "site-2", "site-3")
 
@@ -133,13 +134,12 @@ def test_no_party_but_the_aggregating_sites_is_trusted() -> None:
 
 
 @pytest.mark.e2e
-def test_a_run_makes_the_model_of_processes_with_the_same_masks_all_run_long(tmp_path: Path) -> None:
-    """Three of four sites train in a round; after two rounds the run is resumed."""
+def test_a_run_and_a_resumed_one_make_the_model_of_processes_with_masks_of_the_run(tmp_path: Path) -> None:
+    """Three of four sites train in a round, and all of them aggregate."""
     route = {"kind": "shards", "aggregators": 4, "n_min": 2}
-    fields = {"rounds": 3, "cohort": 3, "quorum": 3}
-    placed = {"sites": {"placement": "sites", "masks": "round"}, "processes": {}}
-    made = [
-        models_of(tmp_path, 4, name, "simulation", **fields, route={**route, **changes})
-        for name, changes in placed.items()
-    ]
-    assert same(*made)
+    fields: dict[str, Any] = {"cohort": 3, "quorum": 3, "route": {**route, "placement": "sites", "masks": "round"}}
+    part, whole = (config_of(4, "sites", rounds=rounds, **fields) for rounds in (1, 3))
+    first = up(part, "simulation", tmp_path / "sites")
+    resumed = kept_by_sites(up(whole, "simulation", tmp_path / "sites", resume=first.path), tmp_path / "sites", whole)
+    processes = models_of(tmp_path, 4, "processes", "simulation", **{**fields, "rounds": 3, "route": route})
+    assert same(resumed, processes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,7 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from attacks.audit.formulas import FORMULAS
 from fl_privacy.config import NAME, Federation, Model
 from fl_privacy.errors import ConfigError, FederationError
-from fl_privacy.reading import mapping, text_of, validated
+from fl_privacy.reading import mapping, merged, text_of, validated
 
 PAGE = "docs/audits.md"
 REDUCED = "reduced"
@@ -292,19 +291,6 @@ def load(path: str | Path, reduced: bool = False, size: str = "") -> Audit:
     # Seed by seed: whoever stops early has every cell, with fewer seeds.
     turns = itertools.zip_longest(*jobs)
     return Audit(matrix, size, tuple(job for turn in turns for job in turn if job is not None))
-
-
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, key by key; where the `kind` or the data set changes, nothing that belongs to it stays."""
-    made = dict(below)
-    for key, value in above.items():
-        old = made.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, old.get("kind")):
-            same = value.get("dataset", old.get("dataset")) == old.get("dataset")
-            made[key] = merged({k: v for k, v in old.items() if same or k != "options"}, value)
-        else:
-            made[key] = value
-    return made
 
 
 def _jobs(matrix: Matrix, name: str, cell: Cell, size: str) -> list[Job]:

@@ -53,7 +53,7 @@ def up(
 
     if init is not None and config is None:
         raise FederationError("init: a resumed run has its own initial model; leave --init out")
-    federation = Federation.load(config).starting_from(init) if config else None
+    federation = Federation.load(config, data_dir).starting_from(init) if config else None
     signal.signal(signal.SIGTERM, interrupt)
     with resumable():
         result = run(federation, engine and str(engine), runs_dir, data_dir, resume, err if as_json else out)
@@ -104,6 +104,7 @@ def _program() -> str:
 def plan(
     config: Config,
     rate: Annotated[float, typer.Option(metavar="MB/S", help="Rate of every link, in both directions.")] = 20.0,
+    data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """What a round costs each party (messages, parameters, bytes), how long it takes, and what it may leak."""
@@ -112,7 +113,7 @@ def plan(
     from fl_privacy.theory.budget import tiers
     from fl_privacy.theory.forecast import forecast
 
-    federation = Federation.load(config)
+    federation = Federation.load(config, data_dir)
     parameters = layout_of(federation).size
     costs, budgets = federation.route.cost(federation, parameters), tiers(federation)
     once = federation.route.once(federation, parameters)

@@ -31,7 +31,7 @@ from fl_privacy.config.task import Task, located
 from fl_privacy.config.topology import Topology
 from fl_privacy.dp.gaussian import LARGEST_EPSILON
 from fl_privacy.errors import ConfigError
-from fl_privacy.reading import ADDRESS, DEVICE, NAME, mapping, text_of, validated
+from fl_privacy.reading import ADDRESS, DEVICE, NAME, mapping, merged, text_of, validated
 from fl_privacy.routes import ROUTES
 from fl_privacy.routes.base import Route
 from fl_privacy.routes.shuffler import ShufflerRoute
@@ -39,6 +39,7 @@ from fl_privacy.steps import STEPS
 from fl_privacy.steps.base import Off, Privatise, Step
 
 MAX_SITES = 10_000
+WITH_DATA = "with_data"
 
 Address = Annotated[str, Field(pattern=ADDRESS)]
 
@@ -127,6 +128,9 @@ class Federation(Model):
     canaries: Canaries | None = Field(
         None, description="training records that take part by a coin, to measure membership inference; only with audit"
     )
+    with_data: dict[str, Any] = Field(
+        {}, exclude=True, description="keys that go over the others in `up` and `plan` if a data folder is given"
+    )
     topology: Topology | None = Field(None, description="who is connected to whom, and how far that exposes a site")
     privatise: Annotated[Privatise, Chosen(STEPS, "privatise.")] = Off()
     permute: Annotated[Step, Chosen(STEPS, "permute.")] = Off()
@@ -183,9 +187,16 @@ class Federation(Model):
         return self
 
     @classmethod
-    def load(cls, path: str | Path) -> Federation:
-        """Read and validate a YAML file. An error is one line with field, value, reason and fix."""
-        return cls.parse(text_of(path), str(path), Path(path).parent)
+    def load(cls, path: str | Path, data_dir: Path | None = None) -> Federation:
+        """Read and validate a YAML file. An error is one line with field, value, reason and fix.
+
+        With a data folder, what the file has under `with_data` goes over its other keys.
+        """
+        values = mapping(text_of(path), str(path))
+        over = values.get(WITH_DATA)
+        if data_dir is not None and isinstance(over, Mapping):
+            values = merged({key: value for key, value in values.items() if key != WITH_DATA}, over)
+        return cls.of(values, str(path), Path(path).parent)
 
     @classmethod
     def parse(cls, text: str, source: str = "config", folder: Path = Path()) -> Federation:
