@@ -312,6 +312,9 @@ class Mailbox(Middleware):
             self._give_up(state, carried, str(error))
             raise error
         if now:
+            spec = carried.attempt.round.spec
+            whole = said.round == spec.round and bool(said.digest) is not bool(spec.farewell)
+            require(whole, "shard: signed for another round, or without a digest")
             agreed = carried.decision == (said.members, said.senders)
             require(agreed, "members: not those that this round was settled with", CLOSED)
             received(header.counts, carried.header.counts)

@@ -191,6 +191,30 @@ def test_a_second_statement_stops_the_run_also_if_only_the_members_differ(mailbo
     ]
 
 
+class SignsAmiss(Resident):
+    """Signs its shard of round 1 for another round, and then without a digest."""
+
+    changes: ClassVar[list[dict[str, Any]]] = []
+
+    def _share(self, letters: Letters, run: str, made: aggregating.Applied) -> None:
+        said = copied(made.said, **(self.changes.pop(0) if self.changes else {}))
+        said = shard_statements.sign(letters.signer, run, said)
+        super()._share(letters, run, aggregating.Applied(made.round, said, made.shard, made.decoder, made.counts))
+
+
+def test_a_statement_that_would_stop_every_site_is_refused_and_its_signer_named(
+    mailbox: Deployment, tmp_path: Path
+) -> None:
+    SignsAmiss.changes = [{"round": 7}, {"digest": b""}]
+    here = house(mailbox, tmp_path, "amiss", site_1=SignsAmiss)
+    here.enter()
+    for number in (1, 2):
+        with pytest.raises(RoundFailed, match=r"site-1: .*signed for another round, or without a digest"):
+            here.play(1, number=number)
+    assert played(here, (1, 3), (2, 1)) == [5, 5]
+    here.leave()
+
+
 class Whispers(Resident):
     """Announces another statement once the first sites have compared theirs."""
 

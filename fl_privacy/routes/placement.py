@@ -80,7 +80,7 @@ class AtSites:
             "audit": federation.audit,
         }
         fixes = {
-            "settlement: partial": "use all",
+            "settlement: partial": "use all, because a site that is gone takes its shard of the model along",
             "audit": "record the run with placement: processes, where aggregators receive the same shards",
         }
         for what, given in refused.items():
