@@ -27,6 +27,7 @@ from fl_privacy.round.service import Middleware, Parts
 from fl_privacy.round.terms import sized
 from fl_privacy.routes.base import only
 from fl_privacy.routes.mixes import SEED, SEED_BYTES, MixesRoute
+from fl_privacy.routes.onions import OnionsRoute
 from fl_privacy.transcript.events import Event, Farewell, filed, rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
@@ -50,6 +51,8 @@ class Whole(Decoder):
 class Mix(Middleware):
     """It knows who sent what it adds up; unless it is the only one, that is noise without the other mixes' shares."""
 
+    _route: MixesRoute | OnionsRoute
+
     def __init__(
         self,
         name: str,
@@ -61,7 +64,10 @@ class Mix(Middleware):
     ) -> None:
         super().__init__(federation, keys, state, log, recorder)
         self._name, self._index = name, index(name)
-        self._route = only(federation.route, MixesRoute, "mixes")
+        self._route = self._own_route(federation)
+
+    def _own_route(self, federation: Federation) -> MixesRoute | OnionsRoute:
+        return only(federation.route, MixesRoute, "mixes")
 
     def received(self, header: pb.RoundHeader) -> Coding:
         whole = header.farewell or self._has_data(header)
@@ -154,19 +160,24 @@ class Mix(Middleware):
                 attempt.reply = pb.SettleReply(counts=sent(attempt.counted.total(senders)), counted=len(senders))
             header = pb.ReleaseHeader(phase=Phase.RELEASED, count=len(clients))
             header.members, header.senders = attempt.cohort.bits(clients), attempt.cohort.bits(senders)
-            total = np.empty(0, np.uint32)
             await asyncio.to_thread(self._record, attempt, clients)
+            total: Payload | None = np.empty(0, np.uint32)
             if not spec.farewell:
-                with self.metrics.phase("adding"):
-                    total = await asyncio.to_thread(self._sum, attempt, clients, header)
-                await self.vouch(attempt, clients, header, total)
-            header.length = total.size
+                total = await self._output(attempt, clients, header)
+            header.length = 0 if total is None else total.size
         except BaseException as error:
             round.revoke(str(error))
             attempt.forget()
             raise
-        attempt.result, attempt.delivered, attempt.applied = (header, total), True, clients
+        attempt.result, attempt.delivered, attempt.applied = None if total is None else (header, total), True, clients
         self.log("released", **spec.where, count=len(clients), floor=round.least)
+
+    async def _output(self, attempt: Attempt, clients: Sequence[str], header: pb.ReleaseHeader) -> Payload | None:
+        """What leaves of a settled round; None if it is not here yet."""
+        with self.metrics.phase("adding"):
+            total = await asyncio.to_thread(self._sum, attempt, clients, header)
+        await self.vouch(attempt, clients, header, total)
+        return total
 
     async def vouch(self, attempt: Attempt, clients: Sequence[str], header: pb.ReleaseHeader, total: Payload) -> None:
         """Sign the sum, where it is checked."""

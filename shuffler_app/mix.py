@@ -10,9 +10,16 @@ from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.routes.base import only
 from fl_privacy.routes.mixes import MixesRoute
+from fl_privacy.routes.onions import OnionsRoute
 
-from . import checked
+from . import checked, onions
 from .adding import Mix
+
+
+def _kind(federation: Federation) -> type[Mix]:
+    if isinstance(federation.route, OnionsRoute):
+        return onions.OnionMix
+    return checked.CheckedMix if only(federation.route, MixesRoute, "mixes").checked else Mix
 
 
 def main() -> int:
@@ -24,8 +31,7 @@ def main() -> int:
 
     def make(federation: Federation) -> Mix:
         recorder = process.recorder(options, federation, name)
-        kind = checked.CheckedMix if only(federation.route, MixesRoute, "mixes").checked else Mix
-        return kind(name, federation, Keyring(options.keys), options.state, log, recorder)
+        return _kind(federation)(name, federation, Keyring(options.keys), options.state, log, recorder)
 
     return process.run("fl_privacy.wire.Middleware", make, options, log)
 

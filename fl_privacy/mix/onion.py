@@ -8,7 +8,9 @@ how far they are and nothing else. A mix drops repeated onions, and gives its ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ from fl_privacy.errors import FederationError, ProtocolError, require
 LAYER = sealing.POINT + sealing.TAG  # bytes that a layer adds
 SERVER = "server"
 DOMAIN = "fl-privacy onion 1"
+DRAWN = 1024  # keys drawn at a time
 
 
 class Place(NamedTuple):
@@ -44,20 +47,41 @@ class Hop(NamedTuple):
     key: X25519PublicKey
 
 
+def keys_digest(hops: Sequence[Hop]) -> bytes:
+    """What stands for the keys that a site's onions are made for: all sites must have the same."""
+    listed = [part for hop in hops for part in (hop.name.encode(), hop.key.public_bytes_raw())]
+    return hashlib.sha256(sealing.fields(DOMAIN, "keys", *listed)).digest()
+
+
 def size(content: int, hops: int) -> int:
     """Bytes of an onion that this many parties have still to open."""
     return content + LAYER * hops
 
 
-def wrapped(content: bytes, hops: Sequence[Hop], place: Place) -> bytes:
-    """An onion that the hops open in this order; the last one gets the content."""
+def wrapped(
+    content: bytes, hops: Sequence[Hop], place: Place, fresh: Callable[[], X25519PrivateKey] = X25519PrivateKey.generate
+) -> bytes:
+    """An onion that the hops open in this order; the last one gets the content. `fresh` gives a key for every layer."""
     if not hops or hops[-1].name != SERVER:
         raise FederationError("onion: the innermost layer is the server's; name it last")
     for hop in reversed(hops):
-        once = X25519PrivateKey.generate()
+        once = fresh()
         point, bound = once.public_key().public_bytes_raw(), place.at(hop.name)
         content = point + sealing.encrypt(_key(once.exchange(hop.key), bound + point), content, bound)
     return content
+
+
+def repeatable(key: bytes) -> Callable[[], X25519PrivateKey]:
+    """Fresh keys that a single-use key stands for: who has to send its onions again sends the same ones."""
+    words = Words(key)
+
+    def drawn() -> Iterator[X25519PrivateKey]:
+        while True:
+            block = words.take(DRAWN * sealing.POINT // 8).tobytes()
+            for start in range(0, len(block), sealing.POINT):
+                yield X25519PrivateKey.from_private_bytes(block[start : start + sealing.POINT])
+
+    return drawn().__next__
 
 
 def opened(onion: bytes, own: X25519PrivateKey, name: str, place: Place) -> bytes:
@@ -97,19 +121,40 @@ def permutation(count: int, key: bytes) -> list[int]:
             return [int(index) for index in order]
 
 
+class Rates(NamedTuple):
+    """Layers per second of CPU time on this machine."""
+
+    made: float
+    opened: float
+
+
+def rates(count: int = 60) -> Rates:
+    """Measured, in some hundredths of a second."""
+    keys = [X25519PrivateKey.generate() for _ in range(4)]
+    hops = [Hop(name, key.public_key()) for name, key in zip(("a", "b", "c", SERVER), keys, strict=True)]
+    place = Place("rates", "run", 1, "attempt")
+    began = time.thread_time()
+    made = [wrapped(bytes(8), hops, place) for _ in range(count)]
+    middle = time.thread_time()
+    for hop, key in zip(hops, keys, strict=True):
+        made = [opened(one, key, hop.name, place) for one in made]
+    layers = count * len(hops)
+    return Rates(layers / (middle - began), layers / (time.thread_time() - middle))
+
+
 class Cost(NamedTuple):
-    """Of one round in which every bit of every residue is an onion of its own."""
+    """Of one round in which every bit of every residue is an onion of its own; seconds are CPU time."""
 
     onions: int  # of all sites
     bytes_per_site: int
     seconds_per_site: float
-    seconds_per_mix: float
+    seconds_per_mix: float  # and of the server, which opens the innermost layer
 
 
-def cost(bits: int, parameters: int, sites: int, mixes: int, rate: float, content: int = 8) -> Cost:
-    """`bits` per parameter; `rate` is the layers that this machine makes or opens per second."""
-    each = bits * parameters
-    return Cost(each * sites, each * size(content, mixes + 1), each * (mixes + 1) / rate, each * sites / rate)
+def cost(each: int, sites: int, mixes: int, rates: Rates, content: int = 8) -> Cost:
+    """Of `each` onions per site."""
+    seconds = each * (mixes + 1) / rates.made, each * sites / rates.opened
+    return Cost(each * sites, each * size(content, mixes + 1), *seconds)
 
 
 def decoys(columns: int, share: float = 1e-3, probability: float = 0.99) -> int:

@@ -6,7 +6,7 @@ The middleware's count decides; the sites' receipts are diagnostics.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -59,13 +59,17 @@ class Collector:
         layers: Sequence[int] = (),
         shards: Sequence[bytes] = (),
         parameters: int = 0,
+        also: Mapping[str, Any] | None = None,
     ) -> None:
-        """Open an attempt at one middleware; waits for one that is restarting, at most for a round's deadline."""
+        """Open an attempt at one middleware; waits for one that is restarting, at most for a round's deadline.
+
+        `also` are further fields of the header.
+        """
         config = self._federation
         terms: dict[str, Any] = {**vars(ask.terms), "attempt": ask.attempt, "sites": ask.cohort, "salt": ask.salt}
         terms |= {"deadline": config.deadline, "seed": config.seed, "shards": shards}
         terms["parameters"] = parameters if model is None else model.size
-        header = pb.RoundHeader(**terms, length=length, layers=layers)
+        header = pb.RoundHeader(**terms, length=length, layers=layers, **(also or {}))
         self._spared(partial(self._patiently, partial(client.open_round, self._stubs[index], header, model, CALL)))
 
     def shards(self, run: str, round: int, known: Sequence[bytes] = ()) -> list[bytes]:

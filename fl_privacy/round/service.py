@@ -72,6 +72,9 @@ class Middleware(Access, ABC):
     async def check(self, request: pb.CheckRequest, context: Any) -> pb.CheckReply:
         raise ProtocolError("UNIMPLEMENTED", "check: only mixes have their sums checked")
 
+    async def relay(self, parts: Parts, context: Any) -> pb.Empty:
+        raise ProtocolError("UNIMPLEMENTED", "relay: only mixes of onions pass batches on")
+
     async def share(self, parts: Parts, context: Any) -> pb.Empty:
         raise ProtocolError("UNIMPLEMENTED", "share: only a mailbox takes shards of aggregating sites")
 

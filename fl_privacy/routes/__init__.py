@@ -11,6 +11,7 @@ ROUTES: Registry[type[Route]] = Registry(
         "shards": "fl_privacy.routes.shards:ShardsRoute",
         "groups": "fl_privacy.routes.groups:GroupsRoute",
         "mixes": "fl_privacy.routes.mixes:MixesRoute",
+        "onions": "fl_privacy.routes.onions:OnionsRoute",
         "shatter": "fl_privacy.routes.shatter:ShatterRoute",
         "ako": "fl_privacy.routes.ako:AkoRoute",
         "q-dpsgd-1": "fl_privacy.routes.q_dpsgd_1:QDpsgd1Route",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fl_privacy.ops.metrics import Metrics
     from fl_privacy.rns.residues import Residues
     from fl_privacy.round.sent import Sent
+    from fl_privacy.steps.base import Foretold
     from fl_privacy.transcript.events import Event
 
 
@@ -334,6 +335,13 @@ class Route(Choice, ABC):
     def published(self, federation: Federation, size: int, rate: float) -> float | None:
         """Least seconds of a round by the formula of its paper, if it has one; `size` is the model's in bytes."""
         return None
+
+    def foretell(self, federation: Federation, parameters: int) -> Foretold | None:
+        """What else `plan` says of this route."""
+        return None
+
+    def check_launch(self, federation: Federation) -> None:
+        """Refuse what the config alone does not show, before a process starts."""
 
     @abstractmethod
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:

@@ -181,9 +181,9 @@ class MixesRoute(Route):
         site = cost(coding, "site", n, 2 * k + calls + ticket, models=(d, 0), updates=(0, 0), counts=(0, k * c))
         up, total = share + seeds + k * papers, k * share + n * papers * k
         return [
-            _moving(server, total, 0, d, 0),
-            replace(_moving(mix, n * up // k, share, n * d // k, d), observed=n * d if k == 1 else 0),
-            _moving(site, 0, up, 0, d),
+            moving(server, total, 0, d, 0),
+            replace(moving(mix, n * up // k, share, n * d // k, d), observed=n * d if k == 1 else 0),
+            moving(site, 0, up, 0, d),
         ]
 
     def once(self, federation: Federation, parameters: int) -> list[Cost]:
@@ -207,7 +207,7 @@ class MixesRoute(Route):
         return (Verifying if self.checked else AtServer)(self, seat)
 
 
-def _moving(party: Cost, received: int, sent: int, parameters_in: int, parameters_out: int) -> Cost:
+def moving(party: Cost, received: int, sent: int, parameters_in: int, parameters_out: int) -> Cost:
     """With the bytes of shares and sums; parameters are those of whole updates."""
     return replace(
         party,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -26,6 +26,7 @@ from fl_privacy.wire.client import counts_in, explain
 
 if TYPE_CHECKING:
     from fl_privacy.routes.mixes import MixesRoute
+    from fl_privacy.routes.onions import OnionsRoute
 
 PROBE = 5.0  # seconds for a mix to say that it is there
 
@@ -73,7 +74,7 @@ def _answers(stub: rpc.Stub) -> bool:
 class AtServer:
     """The server sees who was counted, the sum of every mix, and what these add up to."""
 
-    def __init__(self, route: MixesRoute, seat: ServerSeat) -> None:
+    def __init__(self, route: MixesRoute | OnionsRoute, seat: ServerSeat) -> None:
         self._route, self._federation, self._size = route, seat.federation, seat.layout.size
         self._coding = route.coding(seat.federation)
         self._columns = route.columns(seat.federation, self._size)
@@ -114,7 +115,7 @@ class AtServer:
         for index in self._round.chosen:
             length = 0 if ask.farewell else whole if index == data else SEED_BYTES
             given = model if index == carrier else None
-            self._round.open(index, ask, length, given, shards=shards, parameters=self._size)
+            self._round.open(index, ask, length, given, shards=shards, parameters=self._size, also=self._also(ask))
         releases, receipts = self._round.collect(ask)
         decision = self._decided(releases, ask.terms.quorum)
         replies = self._round.settle(ask, [decision] * len(releases))
@@ -127,6 +128,10 @@ class AtServer:
             settled = Cohort(ask.cohort, ask.salt).of_bits(decision.members)
             self._add(ask, outcome, model, settled)
         return outcome
+
+    def _also(self, ask: Ask) -> Mapping[str, Any]:
+        """What else the mixes, and by them the sites, have to know of an attempt."""
+        return {}
 
     def _decided(self, releases: Sequence[client.Release], quorum: int) -> Decision:
         """What all mixes have; one that was settled before a crash of another hands out the same members again."""

@@ -30,6 +30,7 @@ class Forecast:
     packed: dict[str, int]  # by step, the bytes of an update in a form that is simulated but not sent
     published: float | None  # seconds, by the formula of the paper that the route is from
     steps: dict[str, Foretold]  # by kind, what the steps say of themselves
+    route: Foretold | None = None  # what the route says of itself
 
     def to_json(self) -> dict[str, Any]:
         seconds = {"updates": self.times.updates, "models": self.times.models, "fedavg": self.fedavg}
@@ -38,7 +39,8 @@ class Forecast:
         return {**found, "leakage": [asdict(view) for view in self.views], "packed_bytes": self.packed, **self._facts()}
 
     def _facts(self) -> dict[str, Any]:
-        return {"steps": {kind: dict(step.facts) for kind, step in self.steps.items()}} if self.steps else {}
+        found = {"steps": {kind: dict(step.facts) for kind, step in self.steps.items()}} if self.steps else {}
+        return found if self.route is None else {**found, "route": dict(self.route.facts)}
 
     def lines(self) -> Iterator[str]:
         each = f"updates {_seconds(self.times.updates)}, models {_seconds(self.times.models)}"
@@ -52,6 +54,7 @@ class Forecast:
             yield f"compress: {kind} is simulated, and updates travel as float32; packed, one would take {size:,} bytes"
         for step in self.steps.values():
             yield from step.lines
+        yield from () if self.route is None else self.route.lines
         for view in self.views:
             several = f"; c of the {view.count} together, c times as much" if view.count > 1 else ""
             learnt = f"learns at most {view.coordinates:,.0f} C_max of a site in {self.rounds} rounds"
@@ -75,4 +78,5 @@ def forecast(federation: Federation, parameters: int, costs: Sequence[Cost], rat
     published = federation.route.published(federation, FLOAT32.nbytes(parameters), rate)
     steps = {step.kind: said for step in federation.steps if (said := step.foretell(federation)) is not None}
     took, seen = times(costs, rate), views(costs, federation)
-    return Forecast(rate, federation.rounds, took, fedavg, seen, packed, published, steps)
+    route = federation.route.foretell(federation, parameters)
+    return Forecast(rate, federation.rounds, took, fedavg, seen, packed, published, steps, route)

@@ -103,6 +103,11 @@ def seed(stub: Stub, run: str, round: int, shard: Array, timeout: float) -> None
     stub.seed(_vector(shard, FLOAT32, run=run, round=round), timeout=timeout)
 
 
+def relay(stub: Stub, payload: Payload, timeout: float, coding: Coding, **terms: Any) -> None:
+    """Hand a mix the batch that the one before it gave."""
+    stub.relay(_vector(payload, coding, **terms), timeout=timeout)
+
+
 def _vector(payload: Payload, coding: Coding, **terms: Any) -> Iterator[pb.Chunk | memoryview]:
     header = pb.VectorHeader(dtype=coding.name, length=payload.size, digest=digest(payload), **terms)
     return chunks(pb.Chunk(vector=header), [payload])

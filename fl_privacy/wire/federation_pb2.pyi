@@ -21,7 +21,7 @@ class Chunk(_message.Message):
     def __init__(self, vector: _Optional[_Union[VectorHeader, _Mapping]] = ..., round: _Optional[_Union[RoundHeader, _Mapping]] = ..., release: _Optional[_Union[ReleaseHeader, _Mapping]] = ..., data: _Optional[bytes] = ..., share: _Optional[_Union[ShareHeader, _Mapping]] = ...) -> None: ...
 
 class VectorHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor", "counts", "ledger", "records", "root", "signature", "path", "head")
+    __slots__ = ("run", "round", "attempt", "layout", "dtype", "length", "tier", "digest", "floor", "counts", "ledger", "records", "root", "signature", "path", "head", "statement")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class VectorHeader(_message.Message):
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
@@ -54,10 +55,11 @@ class VectorHeader(_message.Message):
     signature: bytes
     path: _containers.RepeatedScalarFieldContainer[bytes]
     head: bytes
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ..., ledger: _Optional[bytes] = ..., records: _Optional[int] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., head: _Optional[bytes] = ...) -> None: ...
+    statement: bytes
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., tier: _Optional[str] = ..., digest: _Optional[bytes] = ..., floor: _Optional[int] = ..., counts: _Optional[bytes] = ..., ledger: _Optional[bytes] = ..., records: _Optional[int] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., head: _Optional[bytes] = ..., statement: _Optional[bytes] = ...) -> None: ...
 
 class RoundHeader(_message.Message):
-    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best", "nonce", "number", "federation", "roster", "root", "organisations", "recipient", "shards", "salt", "index", "path", "signature", "key", "void", "journal", "witness", "held", "digest", "duty", "members", "senders", "sealed")
+    __slots__ = ("run", "round", "attempt", "cohort", "quorum", "deadline", "layout", "length", "seed", "model", "finished", "layers", "sites", "parameters", "counts", "farewell", "best", "nonce", "number", "federation", "roster", "root", "organisations", "recipient", "shards", "salt", "index", "path", "signature", "key", "void", "journal", "witness", "held", "digest", "duty", "members", "senders", "sealed", "hop", "last", "last_key", "last_signature")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +99,10 @@ class RoundHeader(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SENDERS_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
+    HOP_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    LAST_KEY_FIELD_NUMBER: _ClassVar[int]
+    LAST_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     attempt: str
@@ -136,7 +142,11 @@ class RoundHeader(_message.Message):
     members: bytes
     senders: bytes
     sealed: _containers.RepeatedCompositeFieldContainer[SealedShard]
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ..., nonce: _Optional[bytes] = ..., number: _Optional[int] = ..., federation: _Optional[str] = ..., roster: _Optional[str] = ..., root: _Optional[bytes] = ..., organisations: _Optional[int] = ..., recipient: _Optional[str] = ..., shards: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., index: _Optional[int] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., void: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., journal: _Optional[str] = ..., witness: _Optional[_Iterable[bytes]] = ..., held: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., duty: _Optional[str] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ..., sealed: _Optional[_Iterable[_Union[SealedShard, _Mapping]]] = ...) -> None: ...
+    hop: bytes
+    last: bytes
+    last_key: bytes
+    last_signature: bytes
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[str] = ..., cohort: _Optional[int] = ..., quorum: _Optional[int] = ..., deadline: _Optional[float] = ..., layout: _Optional[str] = ..., length: _Optional[int] = ..., seed: _Optional[int] = ..., model: _Optional[bytes] = ..., finished: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., counts: _Optional[int] = ..., farewell: _Optional[int] = ..., best: _Optional[int] = ..., nonce: _Optional[bytes] = ..., number: _Optional[int] = ..., federation: _Optional[str] = ..., roster: _Optional[str] = ..., root: _Optional[bytes] = ..., organisations: _Optional[int] = ..., recipient: _Optional[str] = ..., shards: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., index: _Optional[int] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., void: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., journal: _Optional[str] = ..., witness: _Optional[_Iterable[bytes]] = ..., held: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., duty: _Optional[str] = ..., members: _Optional[bytes] = ..., senders: _Optional[bytes] = ..., sealed: _Optional[_Iterable[_Union[SealedShard, _Mapping]]] = ..., hop: _Optional[bytes] = ..., last: _Optional[bytes] = ..., last_key: _Optional[bytes] = ..., last_signature: _Optional[bytes] = ...) -> None: ...
 
 class ShardStatement(_message.Message):
     __slots__ = ("attempt", "index", "members", "senders", "digest", "signature", "round")

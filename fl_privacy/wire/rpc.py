@@ -55,6 +55,7 @@ MIDDLEWARE: dict[str, tuple[str, Codec, Codec]] = {
     "Report": ("unary_unary", _message(pb.ReportRequest), _message(pb.Empty)),
     "Share": ("stream_unary", _CHUNK, _message(pb.Empty)),
     "Check": ("unary_unary", _message(pb.CheckRequest), _message(pb.CheckReply)),
+    "Relay": ("stream_unary", _CHUNK, _message(pb.Empty)),
 }
 EVALUATOR = {"Evaluate": ("unary_unary", _message(pb.EvaluateRequest), _message(pb.EvaluateReply))}
 HEALTH = "grpc.health.v1.Health"

@@ -117,6 +117,7 @@ def up(
     """
     began = time.monotonic()
     check_init(federation)
+    federation.route.check_launch(federation)
     find_data(federation, data_dir)
     runs_dir, run = (resume.parent, resume.name) if resume else (runs_dir, new_run_name(federation))
     if resume is not None and (resume / MANIFEST).exists():

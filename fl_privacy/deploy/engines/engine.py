@@ -66,6 +66,7 @@ def _check_here(federation: Federation, runs_dir: Path, data_dir: Path | None) -
     if not room.ok:
         raise LaunchError(f"disk: {room.detail}; {room.fix}")
     check_init(federation)
+    federation.route.check_launch(federation)
     find_data(federation, data_dir)
     for name in federation.site_names:
         ledgers.check_unit(federation, name, ledgers.folder(federation, runs_dir) / name)

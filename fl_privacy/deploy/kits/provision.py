@@ -55,6 +55,7 @@ def provision(
     if sign and signer is None:
         raise ConfigError("sign: needs --pki, the authority's folder with its key; make one with fl-privacy pki init")
     check_init(federation)
+    federation.route.check_launch(federation)
     wanted = roles or parties(federation)
     chosen, made = choices or Choices(), []
     try:
