@@ -105,10 +105,11 @@ def test_every_order_is_equally_likely() -> None:
 
 
 def test_the_quickstart_is_about_a_million_onions_per_round() -> None:
-    found = onion.cost(bits=47, parameters=4810, sites=5, mixes=3, rate=10_000)
+    found = onion.cost(each=47 * 4810, sites=5, mixes=3, rates=onion.Rates(made=10_000, opened=20_000))
     assert found.onions == 47 * 4810 * 5 == 1_130_350
     assert found.bytes_per_site == 47 * 4810 * (8 + 48 * 4)
-    assert found.seconds_per_mix == pytest.approx(113.035)
+    assert found.seconds_per_site == pytest.approx(47 * 4810 * 4 / 10_000)
+    assert found.seconds_per_mix == pytest.approx(1_130_350 / 20_000)
 
 
 def test_the_default_number_of_decoys_catches_a_thousandth_of_the_columns() -> None:
