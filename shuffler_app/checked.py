@@ -119,7 +119,7 @@ class CheckedMix(Mix):
         if request.stage in (NONCE, ANSWERS):
             return await self._read(attempt, board, request, "")
         if request.stage == SILENT:
-            return _reply([site.encode() for site in board.silent()], request)
+            return reply([site.encode() for site in board.silent()], request)
         require(request.stage in (RECOUNT, OPEN), "stage: unknown here")
         require(
             attempt.terms.name not in self._silent,
@@ -132,12 +132,12 @@ class CheckedMix(Mix):
                 board.put_nonce(one.site, one)
             if not board.recount:
                 board.recount = (await asyncio.to_thread(self._recount, attempt, board)).encode()
-            return _reply(_cut(board.recount), request)
+            return reply(cut(board.recount), request)
         answered = _one(Answered, request)
         if board.opening[0] != request.said[0]:
             found = await asyncio.to_thread(self._opening, attempt, board, answered)
             board.opening = request.said[0], found.encode()
-        return _reply(_cut(board.opening[1]), request)
+        return reply(cut(board.opening[1]), request)
 
     def _check_ours(self, attempt: Attempt, sums: Sequence[Sum]) -> None:
         """The sum that stands for this mix is the one that it signed."""
@@ -168,7 +168,7 @@ class CheckedMix(Mix):
                     await board.changed.wait()
             except TimeoutError:
                 continue
-        return _reply(said, request)
+        return reply(said, request)
 
     def _recount(self, attempt: Attempt, board: Board) -> Answered:
         """Our answer for every part, to the one challenge of this attempt."""
@@ -212,10 +212,10 @@ def _one(kind: Any, request: pb.CheckRequest) -> Any:
     return kind.decode(request.said[0])
 
 
-def _cut(data: bytes) -> list[bytes]:
+def cut(data: bytes) -> list[bytes]:
     return [data[at : at + PAGE] for at in range(0, len(data), PAGE)]
 
 
-def _reply(said: Sequence[bytes], request: pb.CheckRequest) -> pb.CheckReply:
+def reply(said: Sequence[bytes], request: pb.CheckRequest) -> pb.CheckReply:
     found, complete = pages(said, request.after)
     return pb.CheckReply(said=found, complete=complete)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,15 @@ from fl_privacy.coding import Coding, Payload
 from fl_privacy.config import Federation
 from fl_privacy.crypto import keys
 from fl_privacy.errors import ProtocolError, require
-from fl_privacy.identity.keyring import Keyring
+from fl_privacy.identity.keyring import Keyring, certificate_of, peer
+from fl_privacy.identity.signing import fingerprint
 from fl_privacy.mix import batch, onion
-from fl_privacy.mix.batch import Batch
+from fl_privacy.mix.batch import Batch, Revealed, Sent
 from fl_privacy.mix.onion import Place
 from fl_privacy.ops.log import Log
 from fl_privacy.round import statements
 from fl_privacy.round.attempt import Attempt, RunState
+from fl_privacy.round.board import NONCE, OPEN, SUMS
 from fl_privacy.round.service import Offer, Parts, first
 from fl_privacy.routes.base import only
 from fl_privacy.routes.mixes import SEED
@@ -33,9 +37,48 @@ from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import Receiver, header_of
 
 from .adding import Mix
+from .checked import MAX_WAIT, cut, reply
 from .secrets import MixingKeys
 
 LAST = ("last", "last_key", "last_signature")
+
+
+class Said:
+    """What is said in the check of one attempt; readers check the signatures."""
+
+    def __init__(self) -> None:
+        self.statements: list[bytes] | None = None
+        self.revealed: dict[str, bytes] = {}
+        self._changed = asyncio.Event()
+
+    def put(self, statements: list[bytes]) -> None:
+        """Once: no site reveals its dummies for two chains."""
+        same = self.statements in (None, statements)
+        require(same, "statements: others are being checked in this attempt", "FAILED_PRECONDITION")
+        self.statements = statements
+        self._notify()
+
+    def reveal(self, site: str, statement: bytes) -> None:
+        self.revealed.setdefault(site, statement)
+        self._notify()
+
+    def all_of(self, sites: Sequence[str]) -> list[bytes] | None:
+        return [self.revealed[site] for site in sites] if sites and set(self.revealed) >= set(sites) else None
+
+    async def wait(self, found: Callable[[], list[bytes] | None], seconds: float) -> list[bytes]:
+        """What is found, as soon as it is there; nothing if it is not in time."""
+        until = time.monotonic() + min(max(0.0, seconds), MAX_WAIT)
+        while (said := found()) is None:
+            if (left := until - time.monotonic()) <= 0:
+                return []
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+        return said
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 class OnionMix(Mix):
@@ -59,6 +102,7 @@ class OnionMix(Mix):
         self._innermost: dict[str, tuple[str, dict[str, bytes]]] = {}  # by run: of its newest attempt
         self._waiting: dict[str, pb.ReleaseHeader] = {}  # by attempt: settled, and the batch is not here yet
         self._passing = asyncio.Lock()
+        self._checking: tuple[str, Said] | None = None  # of the newest attempt
 
     def _own_route(self, federation: Federation) -> OnionsRoute:
         return only(federation.route, OnionsRoute, "mixes")
@@ -78,11 +122,14 @@ class OnionMix(Mix):
         return model
 
     def signed_by(self, attempt: Attempt, client: str, header: pb.VectorHeader, context: Any) -> object:
-        """For which keys the site made its onions."""
+        """For which keys the site made its onions, and the digest of all of them."""
         if attempt.round.spec.farewell:
             return None
-        require(len(header.root) == hashlib.sha256().digest_size, "root: no digest of the keys of all layers")
-        return bytes(header.root)
+        own = fingerprint(certificate_of(context).public_key())
+        found = batch.checked(Sent, header.statement, attempt.terms.name, client, own)
+        first = self._index > 0 or found.digest == header.digest.hex()
+        require(first, "statement: the site signed for other onions than it sent", "PERMISSION_DENIED")
+        return found
 
     async def reopened(self, state: RunState, attempt: Attempt) -> None:
         """The parts come again, for the same key; what was settled is settled again."""
@@ -127,7 +174,7 @@ class OnionMix(Mix):
 
     async def _output(self, attempt: Attempt, clients: Sequence[str], header: pb.ReleaseHeader) -> Payload | None:
         """The first mix has its batch; the others wait for what the one before them gives."""
-        same = len({attempt.papers[client] for client in clients}) == 1
+        same = len({attempt.papers[client].keys for client in clients}) == 1
         require(
             same, "keys: sites were given different ones, by which their onions could be told", "FAILED_PRECONDITION"
         )
@@ -135,7 +182,7 @@ class OnionMix(Mix):
             self._waiting[attempt.terms.name] = header
             return None
         rows = self._rows(attempt, clients)
-        taken = batch.first(attempt.round.digests(clients))
+        taken = batch.first(bytes.fromhex(attempt.papers[client].digest) for client in sorted(clients))
         return await self._passed(attempt, header, np.concatenate(rows), taken)
 
     async def relay(self, parts: Parts, context: Any) -> pb.Empty:
@@ -153,7 +200,7 @@ class OnionMix(Mix):
         require(header.length == length, few, "FAILED_PRECONDITION")
         before = f"mix-{self._index - 1}"
         known = self.keys.roster().key_of("mix", before)
-        said = batch.checked(header.statement, attempt.terms.name, before, known)
+        said = batch.checked(Batch, header.statement, attempt.terms.name, before, known)
         good = said.given == header.digest.hex() and said.onions == self._count(attempt)
         require(good, f"relay: {before} gave other onions", "PERMISSION_DENIED")
         async with self._passing:
@@ -189,10 +236,24 @@ class OnionMix(Mix):
         with self.metrics.phase("mixing"):
             given = await asyncio.to_thread(self._mixed, attempt, whole)
         count, digest = whole.size // self._onions.size(self._index), hashlib.sha256(given.data).hexdigest()
-        own = statements.public(self.signing_key).hex()
-        made = Batch(attempt=attempt.terms.name, mix=self._name, taken=taken, given=digest, onions=count, key=own)
-        header.statement = made.by(self.signing_key).encode()
+        made = Batch(
+            attempt=attempt.terms.name,
+            by=self._name,
+            key=statements.public(self.signing_key).hex(),
+            taken=taken,
+            given=digest,
+            onions=count,
+            layer=self._layer(attempt).public_key().public_bytes_raw().hex(),
+            members=self._members(attempt, header),
+        )
+        header.statement = made.signed(self.signing_key).encode()
         return given.view("<u4")
+
+    def _members(self, attempt: Attempt, header: pb.ReleaseHeader) -> tuple[Sent, ...]:
+        """What each site signed, where the mixes are checked."""
+        if self._index or not self._onions.checked:
+            return ()
+        return tuple(attempt.papers[client] for client in sorted(attempt.cohort.of_bits(header.members)))
 
     def _mixed(self, attempt: Attempt, whole: Payload) -> Payload:
         spec, each, data = attempt.round.spec, self._onions.size(self._index), whole.tobytes()
@@ -203,6 +264,50 @@ class OnionMix(Mix):
         own = self._layer(attempt)
         found = onion.passed_on(listed, own, self._name, place, each=each, least=least, order=order)
         return np.frombuffer(b"".join(found), np.uint8)
+
+    async def check(self, request: pb.CheckRequest, context: Any) -> pb.CheckReply:
+        """At the first mix, sites and the server say and read what belongs to the check of an open attempt."""
+        require(self._index == 0 and self._onions.checked, "check: nothing is checked here", "PERMISSION_DENIED")
+        parts = {"server": self._of_server, "site": self._of_site}
+        return await parts[peer(context, self.federation.name, *parts).role](request, context)
+
+    async def _of_site(self, request: pb.CheckRequest, context: Any) -> pb.CheckReply:
+        site = self._site(context)
+        attempt = self._attempt(request.run, request.round, request.attempt)
+        self._check_invited(attempt, site)
+        said = self._said(attempt)
+        if request.stage == NONCE:
+            require(len(request.said) == 1 and said.statements is not None, "said: one statement, after the mixes'")
+            own = fingerprint(certificate_of(context).public_key())
+            batch.checked(Revealed, request.said[0], attempt.terms.name, site, own)
+            said.reveal(site, request.said[0])
+            return pb.CheckReply(complete=True)
+        require(request.stage == SUMS, "stage: unknown here")
+        return reply(await said.wait(lambda: said.statements, request.wait), request)
+
+    async def _of_server(self, request: pb.CheckRequest, context: Any) -> pb.CheckReply:
+        attempt = self.asked(request, context)
+        said = self._said(attempt)
+        if request.stage == SUMS:
+            require(attempt.result is not None, "check: this mix has given nothing yet", "FAILED_PRECONDITION")
+            many = 0 < len(request.said) <= self._onions.mixes and sum(map(len, request.said)) <= batch.MOST
+            require(many, "said: more than one statement per mix")
+            said.put(list(request.said))
+            return pb.CheckReply(complete=True)
+        if request.stage == NONCE:
+            return reply(await said.wait(lambda: said.all_of(attempt.applied or ()), request.wait), request)
+        require(request.stage == OPEN and len(request.said) == 1, "stage: unknown here")
+        site = request.said[0].decode("ascii", "replace")
+        require(site in said.revealed, "check: this site revealed nothing that could be disputed", "PERMISSION_DENIED")
+        (row,) = self._rows(attempt, [site])
+        return reply(cut(row.tobytes()), request)
+
+    def _said(self, attempt: Attempt) -> Said:
+        if attempt.gone.is_set():
+            raise ProtocolError("FAILED_PRECONDITION", "check: the attempt is over")
+        if self._checking is None or self._checking[0] != attempt.terms.name:
+            self._checking = attempt.terms.name, Said()
+        return self._checking[1]
 
     def _record(self, attempt: Attempt, clients: Sequence[str]) -> None:
         """The first mix records what came; the others once their batch is here."""

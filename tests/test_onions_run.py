@@ -16,9 +16,12 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.errors import RoundFailed
 from fl_privacy.mix import bits, onion
+from fl_privacy.routes.convicted import judged
 from fl_privacy.routes.onions import BITS
 from fl_privacy.transcript import open_run, verify
 from fl_privacy.wire import client
+from sites import PARAMETERS
+from test_mixes_processes import CHEATS
 from test_onions_route import federation
 
 pytestmark = pytest.mark.e2e
@@ -63,7 +66,11 @@ def test_sums_are_exact_and_what_a_server_changes_on_the_way_is_refused(tmp_path
             "not of mix-0 in this attempt": lambda onions, statement, index: (*sent[0], index),
             "takes onions from sites only": lambda onions, statement, index: (onions, statement, 0),
             "are none of a mix": lambda onions, statement, index: (onions, b"", index),
-            "not of mix-1 in this attempt": lambda onions, statement, index: (onions, statement, 2),
+            "not of mix-1 in this attempt": lambda onions, statement, index: (
+                onions[: onions.size // size * made.federation.route.size(2)],
+                statement,
+                2,
+            ),
         }
         for number, (reason, how) in enumerate(cheats.items(), start=2):
             made.end._round.relay = changed(how)
@@ -114,6 +121,55 @@ def test_a_mix_that_gives_other_onions_than_it_signed_for_is_refused_and_named(t
 
         made.end._round.given = altered
         assert refused(lambda: made.play(1, 1)).startswith("mix-1: it signed for other onions")
+
+
+@pytest.mark.parametrize(
+    ("guilty", "kinds"), [(0, "altered,replayed"), (1, ",".join(CHEATS)), (2, "altered,duplicated")]
+)
+def test_a_mix_that_tampers_is_named_and_nobody_else(guilty: int, kinds: str, tmp_path: Path) -> None:
+    checked = federation({"trust": "malicious", "dummies": 300}, sites=3, deadline=60)
+    with chain(tmp_path, checked, {guilty: kinds}) as made:
+        authority = (tmp_path / "pki" / "ca" / "ca.pem").read_bytes()
+        for number, kind in enumerate(kinds.split(","), start=1):
+            with pytest.raises(RoundFailed) as caught:
+                made.play(1, number)
+            assert not made.errors
+            assert caught.value.number == number + 1
+            if kind == "dropped":  # too few of them are no batch
+                assert str(caught.value).startswith(f"mix-{guilty}: ")
+                continue
+            (event,) = caught.value.events
+            assert event.verdicts == (f"mix-{guilty}: lost onions that it took",), kind
+            verdicts = judged(event, caught.value.seen, made.federation, PARAMETERS, authority)
+            assert tuple(map(str, verdicts)) == event.verdicts
+            assert all(verdict.proven for verdict in verdicts)
+
+
+def test_honest_mixes_pass_the_check_and_a_site_cannot_frame_one(tmp_path: Path) -> None:
+    checked = federation({"trust": "malicious", "dummies": 60}, sites=3, deadline=60)
+    with chain(tmp_path, checked) as made:
+        outcome = made.play(1, 1)
+        np.testing.assert_allclose(outcome.mean, made.expected(), rtol=0, atol=1e-7)
+
+        def other(name: str, end: Any) -> None:
+            answer = end._answer
+
+            def framing(at: Any, parts: Any, terms: Any) -> None:
+                end._seed = bytes(32) if name == "site-1" else end._seed
+                answer(at, parts, terms)
+
+            end._answer = framing
+
+        made.lies = other
+    with chain(tmp_path / "framed", checked) as made:
+        made.lies = other
+        with pytest.raises(RoundFailed, match="void") as caught:
+            made.play(1, 1)
+        (event,) = caught.value.events
+        assert event.verdicts == ("site-1: revealed dummies that it did not send",)
+        authority = (tmp_path / "framed" / "pki" / "ca" / "ca.pem").read_bytes()
+        (verdict,) = judged(event, caught.value.seen, made.federation, PARAMETERS, authority)
+        assert str(verdict) == event.verdicts[0]
 
 
 @pytest.mark.timeout(600)

@@ -1,4 +1,4 @@
-"""What a mix signs about the batch of onions that it passed on: which one it took, which one it gave, how many.
+"""What is signed about batches of onions: by a site about its own, by a mix about the one that it took and gave.
 
 The next mix takes only what the one before it signed for the same attempt. So a server that carries the batches can
 neither put in onions of its own nor leave some out.
@@ -7,8 +7,8 @@ neither put in onions of its own nor leave some out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Self, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field
@@ -18,42 +18,69 @@ from fl_privacy.errors import require
 from fl_privacy.mix.evidence import Hex, Name, Paper
 from fl_privacy.round import statements
 
-MOST = 4096  # bytes of a statement
+MOST = 1 << 20  # bytes of a statement
+MEMBER = 800  # bytes of a site in the first mix's statement, at most
 DENIED = "PERMISSION_DENIED"
 
 
-class Batch(Paper):
-    """A mix's statement about one attempt."""
+class Signed(Paper):
+    """A statement of one party about one attempt."""
 
     attempt: Hex
-    mix: Name
-    taken: Hex  # digest of what came in
-    given: Hex  # digest of what went out
-    onions: Annotated[int, Field(ge=1)]
-    key: Hex  # the mix's public key, of which others have the fingerprint
+    by: Name
+    key: Hex  # the signer's public key, of which others have the fingerprint
     signature: Hex = ""
 
     def text(self) -> bytes:
-        return sealing.fields(
-            "fl-privacy onions batch 1", self.attempt, self.mix, self.taken, self.given, str(self.onions)
-        )
+        said = self.model_dump_json(exclude={"signature", "key"})
+        return sealing.fields("fl-privacy onions 1", type(self).__name__, said)
 
-    def by(self, key: ec.EllipticCurvePrivateKey) -> Batch:
-        """Signed by this key."""
+    def signed(self, key: ec.EllipticCurvePrivateKey) -> Self:
         return self.model_copy(update={"signature": sealing.signed(key, self.text()).hex()})
 
+    def check(self, attempt: str, by: str, fingerprint: str | None) -> None:
+        """Refuse what this party did not sign about this attempt with the key that the roster has for it."""
+        require((self.attempt, self.by) == (attempt, by), f"statement: not of {by} in this attempt", DENIED)
+        key = statements.checker(bytes.fromhex(self.key), fingerprint, by)
+        sealing.verify(key, bytes.fromhex(self.signature), self.text())
 
-def checked(data: bytes, attempt: str, mix: str, fingerprint: str | None) -> Batch:
-    """The statement of a mix about an attempt, if it signed it with the key that the roster has for it."""
-    require(0 < len(data) <= MOST, f"statement: {len(data)} bytes are none of a mix")
-    found = Batch.decode(data)
-    require((found.attempt, found.mix) == (attempt, mix), f"statement: not of {mix} in this attempt", DENIED)
-    sealing.verify(
-        statements.checker(bytes.fromhex(found.key), fingerprint, mix), bytes.fromhex(found.signature), found.text()
-    )
+
+class Sent(Signed):
+    """Of a site: for which keys its onions are made, and the digest of all of them."""
+
+    keys: Hex
+    digest: Hex
+
+
+class Batch(Signed):
+    """Of a mix: what it took and gave. The first one also says what every site sent, where that is checked."""
+
+    taken: Hex
+    given: Hex
+    onions: Annotated[int, Field(ge=1)]
+    layer: Hex  # its public key for this attempt
+    members: tuple[Sent, ...] = ()
+
+
+class Revealed(Signed):
+    """Of a site: what its dummies were made of, once the mixes had signed; `given` is the last one's batch."""
+
+    given: Hex
+    seed: Hex
+    layers: tuple[Hex, ...]  # the keys that the mixes gave it
+
+
+S = TypeVar("S", bound=Signed)
+
+
+def checked(kind: type[S], data: bytes, attempt: str, by: str, fingerprint: str | None) -> S:
+    """A statement of a party about an attempt."""
+    require(0 < len(data) <= MOST, f"statement: {len(data)} bytes are none of {by}")
+    found = kind.decode(data)
+    found.check(attempt, by, fingerprint)
     return found
 
 
-def first(digests: Sequence[bytes]) -> str:
+def first(digests: Iterable[bytes]) -> str:
     """What stands for the batch that the first mix takes: what each site sent, in the order of their names."""
     return hashlib.sha256(b"".join(digests)).hexdigest()

@@ -38,6 +38,15 @@ def _of_modulus(row: NDArray[Any], index: int, modulus: int) -> NDArray[Any]:
     return out.reshape(-1)
 
 
+def without(messages: Messages, dummy: bytes, count: int) -> Messages:
+    """The messages that are none of the dummies, of which there must be so many."""
+    odd = (messages == np.frombuffer(dummy, np.uint8)).all(axis=1)
+    found = int(odd.sum())
+    require(found == count, f"bits: {found} dummies arrived of {count}", "DATA_LOSS")
+    kept: Messages = messages[~odd]
+    return kept
+
+
 def counted(messages: Messages, moduli: Sequence[int], columns: int, sites: int) -> Residues:
     """How many bits are set, [moduli, columns]: the sums of so many sites' residues.
 

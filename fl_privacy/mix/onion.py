@@ -47,6 +47,14 @@ class Hop(NamedTuple):
     key: X25519PublicKey
 
 
+def public(point: bytes, whose: str) -> X25519PublicKey:
+    """The key that somebody gave for a layer."""
+    try:
+        return X25519PublicKey.from_public_bytes(point)
+    except ValueError:
+        raise ProtocolError("INVALID_ARGUMENT", f"{whose}: gave no key for its layer") from None
+
+
 def keys_digest(hops: Sequence[Hop]) -> bytes:
     """What stands for the keys that a site's onions are made for: all sites must have the same."""
     listed = [part for hop in hops for part in (hop.name.encode(), hop.key.public_bytes_raw())]
@@ -58,17 +66,28 @@ def size(content: int, hops: int) -> int:
     return content + LAYER * hops
 
 
-def wrapped(
+def layers(
     content: bytes, hops: Sequence[Hop], place: Place, fresh: Callable[[], X25519PrivateKey] = X25519PrivateKey.generate
-) -> bytes:
-    """An onion that the hops open in this order; the last one gets the content. `fresh` gives a key for every layer."""
+) -> list[bytes]:
+    """An onion that the hops open in this order, as each of them gets it; at the end the content.
+
+    `fresh` gives a key for every layer.
+    """
     if not hops or hops[-1].name != SERVER:
         raise FederationError("onion: the innermost layer is the server's; name it last")
+    found = [content]
     for hop in reversed(hops):
         once = fresh()
         point, bound = once.public_key().public_bytes_raw(), place.at(hop.name)
-        content = point + sealing.encrypt(_key(once.exchange(hop.key), bound + point), content, bound)
-    return content
+        found.append(point + sealing.encrypt(_key(once.exchange(hop.key), bound + point), found[-1], bound))
+    return found[::-1]
+
+
+def wrapped(
+    content: bytes, hops: Sequence[Hop], place: Place, fresh: Callable[[], X25519PrivateKey] = X25519PrivateKey.generate
+) -> bytes:
+    """The onion as the first hop gets it."""
+    return layers(content, hops, place, fresh)[0]
 
 
 def repeatable(key: bytes) -> Callable[[], X25519PrivateKey]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -14,13 +12,12 @@ from fl_privacy.errors import ProtocolError, require
 from fl_privacy.identity.pki import load_key
 from fl_privacy.mix import check, evidence
 from fl_privacy.mix.evidence import Answered, Commitment, Opened, Sum
-from fl_privacy.round.board import ANSWERS, LOST, NONCE, SUMS, gathered, keys_in
-from fl_privacy.round.member import CALL, POLL
+from fl_privacy.round.board import ANSWERS, LOST, NONCE, SUMS, keys_in
 from fl_privacy.round.spoken import Spoken
 from fl_privacy.routes.mixes import SEED
 from fl_privacy.routes.sharing import Part, Sharing, share_of
 from fl_privacy.steps.base import At
-from fl_privacy.wire import client, federation_pb2 as pb
+from fl_privacy.wire import client
 
 if TYPE_CHECKING:
     from fl_privacy.routes.base import SiteSeat
@@ -115,17 +112,3 @@ class Answering(Sharing):
             found[mix] = evidence.packed(check.answers(share, coding.moduli, seed, self._route.masks))
         made = Answered(attempt=at.attempt, seed=seed.hex(), by=self._seat.site, answers=found)
         return evidence.signed(made, self._signer)
-
-    def _read(self, at: At, stage: str, *own: bytes) -> list[bytes]:
-        """Say something at the mix where all read it, and read what all have said."""
-        until = self._until + self._federation.deadline
-        return gathered(lambda known: self._page(at, stage, own, known, until), until)
-
-    def _page(self, at: At, stage: str, own: Sequence[bytes], known: int, until: float) -> tuple[Sequence[bytes], bool]:
-        stub = self._stubs[self._chosen[0]]
-        while time.monotonic() < until:
-            request = pb.CheckRequest(**at.where, stage=stage, said=own, wait=POLL, after=known)
-            reply = client.patiently(partial(stub.check, request, timeout=POLL + CALL), until)
-            if reply.said or reply.complete:
-                return reply.said, reply.complete
-        raise ProtocolError("DEADLINE_EXCEEDED", "check: the others did not answer in time")

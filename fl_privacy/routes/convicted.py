@@ -9,14 +9,16 @@ import numpy as np
 from cryptography import x509
 
 from fl_privacy.errors import FederationError, TranscriptError
-from fl_privacy.identity.roster import load
-from fl_privacy.mix import evidence
+from fl_privacy.identity.roster import Roster, load
+from fl_privacy.mix import dummies, evidence
 from fl_privacy.mix.evidence import Case, Verdict
 from fl_privacy.mix.shares import Residues
 from fl_privacy.rns.residues import unpack
 from fl_privacy.round.board import keys_in
+from fl_privacy.routes import revealing
 from fl_privacy.routes.base import only
 from fl_privacy.routes.mixes import MixesRoute
+from fl_privacy.routes.onions import OnionsRoute
 from fl_privacy.routes.sharing import share_of
 from fl_privacy.transcript.events import Tampering
 from fl_privacy.vector import Layout
@@ -58,6 +60,8 @@ def judged(
         roster = load(event.roster.encode(), x509.load_pem_x509_certificate(authority))
     except ValueError as error:
         raise TranscriptError(f"roster of a void attempt: cannot be verified ({error})") from None
+    if isinstance(federation.route, OnionsRoute):
+        return _of_onions(event, arrays, federation.route, federation, roster)
     case = Case.decode(event.case.encode())
     route = only(federation.route, MixesRoute, "mixes")
     coding, columns = route.coding(federation), route.columns(federation, parameters)
@@ -72,3 +76,13 @@ def judged(
         return share_of(part, coding, columns, seeded=len(part) != whole)
 
     return evidence.judge(case, outputs, key, read)
+
+
+def _of_onions(
+    event: Tampering, arrays: Mapping[str, Any], route: OnionsRoute, federation: Federation, roster: Roster
+) -> list[Verdict]:
+    case = dummies.Case.decode(event.case.encode())
+    if (case.federation, case.count) != (federation.name, route.dummies_of(federation)):
+        raise FederationError("case: of another config than the run's")
+    sizes = [route.size(place) for place in range(route.mixes + 1)]
+    return revealing.judged(case, arrays, route.middleware(), sizes, roster)

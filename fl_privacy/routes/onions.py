@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from fl_privacy.coding import Coding, Payload
 from fl_privacy.errors import ConfigError
 from fl_privacy.mix import bits, onion
+from fl_privacy.mix.batch import MEMBER, MOST
+from fl_privacy.mix.dummies import MESSAGE
 from fl_privacy.rns.coding import PUBLISHED, Modular
 from fl_privacy.rns.residues import Residues
 from fl_privacy.routes.base import Route, ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, tickets
@@ -32,13 +34,24 @@ ONIONS = Coding("onions", "|u1", 0)
 BITS = "bits"  # what the server records of a round: the messages in the innermost layers
 MOST_ONIONS = 250_000  # of a round, unless the config forces more
 STATEMENT = 700  # bytes of what a mix signs about its batch, about
+MOST_SITES = MOST // MEMBER - 1  # whose statements are in that of the first mix
 
 
 class OnionsRoute(Route):
     """Sites send bits as onions through a chain of mixes, and the server counts them. For small models."""
 
+    model_config = ConfigDict(populate_by_name=True)
+
     kind: Literal["onions"] = "onions"
     mixes: int = Field(3, ge=2, le=MOST_MIXES, description="in the chain; one that shuffles hides who sent what")
+    trust_in: Literal["semi-honest", "malicious"] = Field(
+        "semi-honest", alias="trust", description="mixes keep to the rules, or may try to lose or exchange onions"
+    )
+    dummies: int = Field(
+        0,
+        ge=0,
+        description="per round, with `trust: malicious`; default (0): a mix that changes 0.1 % is named with p = 0.99",
+    )
     n_min: int = Field(3, ge=2, description="fewest organisations whose updates may be mixed and released together")
     force: bool = Field(False, description=f"send more than {MOST_ONIONS:,} onions per round")
 
@@ -48,8 +61,9 @@ class OnionsRoute(Route):
 
     @property
     def exchanges(self) -> tuple[str, ...]:
-        """The batch comes from the first mix, and goes through every other one."""
-        return ("open", "collect", "settle", "relay", "collect", "settle")
+        """The batch comes from the first mix, and goes through every other one; then the dummies are checked."""
+        check = ["check"] if self.checked else []
+        return ("open", "collect", "settle", "relay", "collect", *check, "settle")
 
     @property
     def floor(self) -> int:
@@ -62,7 +76,13 @@ class OnionsRoute(Route):
 
     @property
     def checked(self) -> bool:
-        return False
+        """Whether sites send dummies, by which a mix that loses onions is named."""
+        return self.trust_in == "malicious"
+
+    def dummies_of(self, federation: Federation) -> int:
+        """Of each site: together enough, also if only the quorum sends."""
+        whole = self.dummies or onion.decoys(1)
+        return -(-whole // federation.quorum) if self.checked else 0
 
     def parties(self) -> list[tuple[str, str]]:
         return [("mix", name) for name in self.middleware()]
@@ -91,7 +111,8 @@ class OnionsRoute(Route):
 
     def onions(self, federation: Federation, parameters: int) -> int:
         """Of one site in a round."""
-        return self.columns(federation, parameters) * bits.per_column(self.coding(federation).moduli)
+        each = self.columns(federation, parameters) * bits.per_column(self.coding(federation).moduli)
+        return each + self.dummies_of(federation)
 
     def size(self, mix: int) -> int:
         """Bytes of an onion as this mix gets it; `mixes` stands for the server."""
@@ -118,6 +139,10 @@ class OnionsRoute(Route):
         if federation.combine.weights != "equal":
             weights = federation.combine.weights
             yield f"combine.weights: {weights!r} needs single updates, and bits are counted; use equal"
+        if self.dummies and not self.checked:
+            yield "route.dummies: nobody checks them with trust: semi-honest; set trust: malicious, or remove them"
+        if self.checked and len(federation.sites) > MOST_SITES:
+            yield f"route.trust: malicious supports up to {MOST_SITES} sites, and there are {len(federation.sites)}"
         taken = set(self.middleware()) & set(federation.site_names)
         if taken:
             yield f"sites: {sorted(taken)[0]!r} is the name of a mix; give the site another one"
@@ -132,6 +157,7 @@ class OnionsRoute(Route):
             return None
         messages = np.asarray(recorded[BITS])
         sites = len(messages) // self.onions(federation, parameters)
+        messages = bits.without(messages, MESSAGE, sites * self.dummies_of(federation))
         return bits.counted(messages, coding.moduli, columns, sites)[:, :parameters]
 
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
@@ -140,6 +166,7 @@ class OnionsRoute(Route):
         ticket, c, each = tickets(federation), federation.bytes_of_counts, self.onions(federation, d)
         batches = [n * each * self.size(index) for index in range(k + 1)]
         asks, proof = len(self.exchanges) * k - 1, STATEMENT * k
+        proof += self.checked * n * (MEMBER + STATEMENT)
         server = cost(coding, "server", 1, asks + ticket * n, models=(0, d), updates=(0, 0), counts=(k * c, 0))
         mix = cost(coding, "mix", k, 2 * n + asks / k, models=(d // k, n * d // k), updates=(0, 0), counts=(n * c, c))
         site = cost(coding, "site", n, 2 * k + ticket, models=(d, 0), updates=(0, 0), counts=(0, k * c))
@@ -163,7 +190,12 @@ class OnionsRoute(Route):
         """Onions, bytes and CPU time of a round, at what this machine was just measured to do."""
         found = onion.cost(self.onions(federation, parameters), federation.cohort, self.mixes, onion.rates())
         over = found.onions > MOST_ONIONS and not self.force
-        facts = {**found._asdict(), "most_onions": MOST_ONIONS, "refused": over}
+        facts = {
+            **found._asdict(),
+            "dummies_per_site": self.dummies_of(federation),
+            "most_onions": MOST_ONIONS,
+            "refused": over,
+        }
         each = f"{found.onions:,} onions per round, {found.bytes_per_site / 1e6:,.3f} MB per site"
         times = f"{_about(found.seconds_per_site)} at a site, {_about(found.seconds_per_mix)} at each mix"
         lines = [f"route: {each}; CPU time on this machine {times} and at the server"]
@@ -186,6 +218,10 @@ class OnionsRoute(Route):
         from fl_privacy.routes.unwrapping import Unwrapping
 
         self.check_size(seat.federation, seat.layout.size)
+        if self.checked:
+            from fl_privacy.routes.revealing import Revealing
+
+            return Revealing(self, seat)
         return Unwrapping(self, seat)
 
 

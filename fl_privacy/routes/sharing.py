@@ -15,10 +15,11 @@ import numpy as np
 
 from fl_privacy.coding import Coding, Payload
 from fl_privacy.crypto import keys
-from fl_privacy.errors import require
+from fl_privacy.errors import ProtocolError, require
 from fl_privacy.mix import check, shares
 from fl_privacy.mix.shares import Residues
 from fl_privacy.rns.residues import unpack, width
+from fl_privacy.round.board import gathered
 from fl_privacy.round.counted import sent
 from fl_privacy.round.member import CALL, POLL, Member
 from fl_privacy.round.terms import sized
@@ -102,6 +103,20 @@ class Sharing(Member):
 
     def _answer(self, at: At, parts: Sequence[Part], terms: Sequence[Mapping[str, Any]]) -> None:
         """Take part in the check of the sums, if there is one."""
+
+    def _read(self, at: At, stage: str, *own: bytes) -> list[bytes]:
+        """Say something at the mix where all read it, and read what all have said."""
+        until = self._until + self._federation.deadline
+        return gathered(lambda known: self._page(at, stage, own, known, until), until)
+
+    def _page(self, at: At, stage: str, own: Sequence[bytes], known: int, until: float) -> tuple[Sequence[bytes], bool]:
+        stub = self._stubs[self._chosen[0]]
+        while time.monotonic() < until:
+            request = pb.CheckRequest(**at.where, stage=stage, said=own, wait=POLL, after=known)
+            reply = client.patiently(partial(stub.check, request, timeout=POLL + CALL), until)
+            if reply.said or reply.complete:
+                return reply.said, reply.complete
+        raise ProtocolError("DEADLINE_EXCEEDED", "check: the others did not answer in time")
 
     def _upload(self, stub: rpc.Stub, part: Part, terms: Mapping[str, Any]) -> bool:
         left = max(1.0, self._until - time.monotonic())

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -16,6 +17,8 @@ from fl_privacy.crypto import keys
 from fl_privacy.errors import ProtocolError, RoundFailed, require
 from fl_privacy.identity.pki import load_key
 from fl_privacy.mix import batch, bits, onion
+from fl_privacy.mix.batch import Batch
+from fl_privacy.mix.dummies import MESSAGE
 from fl_privacy.mix.onion import Place
 from fl_privacy.round import statements
 from fl_privacy.routes.base import Ask, Outcome, ServerSeat
@@ -50,6 +53,8 @@ class Unwrapping(AtServer):
     def __init__(self, route: OnionsRoute, seat: ServerSeat) -> None:
         super().__init__(route, seat)
         self._keys, self._onions = seat.keys, route.onions(seat.federation, self._size)
+        self._dummies = route.dummies_of(seat.federation)
+        self._batches: list[tuple[Batch, Payload]] = []  # of the attempt: what every mix gave, and signed
         self._round: Chain = Chain(seat, stages=1 + route.mixes)
 
     def _own(self, ask: Ask) -> X25519PrivateKey:
@@ -63,25 +68,38 @@ class Unwrapping(AtServer):
         return {"last": point, "last_key": statements.public(signer), "last_signature": signature}
 
     def _add(self, ask: Ask, outcome: Outcome, model: Vector, settled: Sequence[str]) -> None:
-        onions, before = self._passed(ask, 0, outcome.count, ""), ""
+        self._batches.clear()
+        onions = self._passed(ask, 0, outcome.count, "")
         for index in range(1, self._route.mixes):
             data, statement = onions
             before = hashlib.sha256(data.data).hexdigest()
-            self._round.relay(ask, index, data, statement)
+            try:
+                self._round.relay(ask, index, data, statement)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    raise
+                self._check(ask)  # who changed them may be named
+                reason = f"mix-{index} refused what mix-{index - 1} gave: {client.explain(error)}"
+                raise RoundFailed(reason, ask.terms.number + 1) from None
             onions = self._passed(ask, index, outcome.count, before)
             outcome.received += data.nbytes
         data, _ = onions
         outcome.received += data.nbytes
+        self._check(ask)
         messages = self._opened(ask, data)
         outcome.seen[BITS] = messages
         coding, columns = self._coding, self._columns
         try:
+            messages = bits.without(messages, MESSAGE, outcome.count * self._dummies)
             sums = bits.counted(messages, coding.moduli, columns, outcome.count)
             summed = coding.decode_sum(sums, outcome.count, coding.bound_at(model))
         except ProtocolError as error:
             raise RoundFailed(str(error), ask.terms.number + 1) from None
         outcome.mean = (summed.total / np.float32(outcome.count)).astype(np.float32)
         outcome.noted["clamped"] = float(f"{summed.clamped:.3g}")
+
+    def _check(self, ask: Ask) -> None:
+        """Have the mixes checked, if the route says so."""
 
     def _passed(self, ask: Ask, index: int, sites: int, before: str) -> tuple[Payload, bytes]:
         """What a mix gave, and its statement, which must be about exactly this batch and the one before."""
@@ -91,11 +109,13 @@ class Unwrapping(AtServer):
         data, count = np.ascontiguousarray(release.rows).view(np.uint8), sites * self._onions
         try:
             require(data.size == count * self._route_size(index + 1), f"{data.size:,} bytes are not {count:,} onions")
-            said = batch.checked(release.statement, ask.attempt, name, self._keys.roster().key_of("mix", name))
+            known = self._keys.roster().key_of("mix", name)
+            said = batch.checked(Batch, release.statement, ask.attempt, name, known)
             given = (said.given, said.onions) == (hashlib.sha256(data.data).hexdigest(), count)
             require(given and before in ("", said.taken), "it signed for other onions than it took and gave")
         except ProtocolError as error:
             raise RoundFailed(f"{name}: {error}", ask.terms.number + 1) from None
+        self._batches.append((said, data))
         return data, release.statement
 
     def _route_size(self, mix: int) -> int:

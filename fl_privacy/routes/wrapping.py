@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from fl_privacy.coding import Payload
 from fl_privacy.crypto import keys
 from fl_privacy.errors import ProtocolError, require
-from fl_privacy.mix import bits, onion
+from fl_privacy.identity.pki import load_key
+from fl_privacy.mix import bits, dummies, onion
+from fl_privacy.mix.batch import DENIED, Batch, Revealed, Sent
 from fl_privacy.mix.onion import Hop, Place
 from fl_privacy.round import statements
+from fl_privacy.round.board import NONCE, SUMS
 from fl_privacy.routes.mixes import SEED
 from fl_privacy.routes.onions import ONIONS
 from fl_privacy.routes.sharing import Part, Sharing
 from fl_privacy.steps.base import At
+from fl_privacy.wire import client
 
 if TYPE_CHECKING:
     from fl_privacy.routes.base import SiteSeat
@@ -32,6 +36,9 @@ class Wrapping(Sharing):
 
     def __init__(self, route: OnionsRoute, seat: SiteSeat) -> None:
         super().__init__(route, seat)
+        self._dummies = route.dummies_of(seat.federation)
+        self._seed = b""  # of the attempt's dummies
+        self._signer = load_key(seat.keys.key_file)
 
     def _parts_of(self, at: At, payload: Payload) -> list[Part]:
         """The same onions if they are sent again: the keys follow from this site's own, the attempt and the update."""
@@ -40,11 +47,14 @@ class Wrapping(Sharing):
         coding, secret = self._route.coding(self._federation), self._secret(at, payload)
         with self._metrics.phase("wrapping"):
             messages = bits.spread(coding.unpack(payload, self._layout.size), coding.moduli)
-            # Their order would tell the first mix which onion is which bit.
-            order = onion.permutation(len(messages), keys.derive(secret, "", 0, "", "order"))
             hops, place = self._hops(), Place(self._federation.name, at.run, at.round, at.attempt)
             fresh = onion.repeatable(keys.derive(secret, "", 0, "", "layers"))
-            made = b"".join(onion.wrapped(messages[index].tobytes(), hops, place, fresh) for index in order)
+            listed = [onion.wrapped(one.tobytes(), hops, place, fresh) for one in messages]
+            self._seed, count = keys.derive(secret, "", 0, "", "seed"), self._dummies
+            listed += [layers[0] for layers in dummies.made(self._seed, count, hops, place)]
+            # Their order would tell the first mix which onion is which bit.
+            order = onion.permutation(len(listed), keys.derive(secret, "", 0, "", "order"))
+            made = b"".join(listed[index] for index in order)
         whole = np.frombuffer(made, np.uint8)
         digest = np.frombuffer(hashlib.sha256(made).digest(), np.uint8)
         return [Part(whole, ONIONS), *[Part(digest, SEED)] * (len(self._chosen) - 1)]
@@ -59,17 +69,35 @@ class Wrapping(Sharing):
         points = [self._headers[index].hop for index in self._chosen]
         names = [f"mix-{index}" for index in self._chosen]
         found = zip([*names, onion.SERVER], [*points, first.last], strict=True)
-        return [Hop(name, _key(name, point)) for name, point in found]
+        return [Hop(name, onion.public(point, name)) for name, point in found]
 
     def _papers(self, at: At, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        """Every mix learns for which keys the onions are: one that gave this site other keys could tell its onions."""
+        """Every mix learns what this site sent, and for which keys: who gave it other ones could tell its onions."""
         if at.farewell:
             return [{} for _ in parts]
-        return [{"root": onion.keys_digest(self._hops())} for _ in parts]
+        known: dict[str, Any] = {"keys": onion.keys_digest(self._hops()).hex(), "digest": parts[0].digest.hex()}
+        made = Sent(**known, attempt=at.attempt, by=self._seat.site, key=statements.public(self._signer).hex())
+        return [{"statement": made.signed(self._signer).encode()} for _ in parts]
 
-
-def _key(name: str, point: bytes) -> X25519PublicKey:
-    try:
-        return X25519PublicKey.from_public_bytes(point)
-    except ValueError:
-        raise ProtocolError("INVALID_ARGUMENT", f"{name}: gave no key for its layer") from None
+    def _answer(self, at: At, parts: Sequence[Part], terms: Sequence[Mapping[str, Any]]) -> None:
+        """Reveal the dummies, once every mix has signed what it took and gave; if that fails, so does the attempt."""
+        if at.farewell or not self._route.checked:
+            return
+        try:
+            with self._metrics.phase("answering"):
+                said = [Batch.decode(one) for one in self._read(at, SUMS)]
+                roster, mixes = self._keys.roster(), [f"mix-{index}" for index in self._chosen]
+                dummies.sound(said, mixes, at.attempt, roster.key_of)
+                own = [one.digest for one in said[0].members if one.by == self._seat.site]
+                if not own:
+                    return
+                require(own == [parts[0].digest.hex()], "statements: not about what this site sent", DENIED)
+                layers = tuple(hop.key.public_bytes_raw().hex() for hop in self._hops()[:-1])
+                known: dict[str, Any] = {"given": said[-1].given, "seed": self._seed.hex(), "layers": layers}
+                made = Revealed(
+                    **known, attempt=at.attempt, by=self._seat.site, key=statements.public(self._signer).hex()
+                )
+                self._read(at, NONCE, made.signed(self._signer).encode())
+        except (ProtocolError, grpc.RpcError) as error:
+            reason = client.explain(error) if isinstance(error, grpc.RpcError) else str(error)
+            self._seat.log("not-answered", **at.where, reason=reason)
