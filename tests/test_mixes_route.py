@@ -77,6 +77,14 @@ def test_a_site_uploads_hardly_more_than_its_update() -> None:
     assert made.coding.nbytes(100_000) <= site.updates[1] <= 1.05 * made.coding.nbytes(100_000)
 
 
+@pytest.mark.parametrize("route", [{}, {"trust": "malicious"}, {"mixes": 1, "trust": "trusted"}])
+def test_plan_states_the_cpu_time_of_sums(route: dict[str, Any]) -> None:
+    made: Any = federation(route)
+    small, large = (made.route.foretell(made, parameters).facts for parameters in (1000, 1_000_000))
+    assert 0 < small["seconds_per_mix"] < large["seconds_per_mix"] < 60
+    assert (large["seconds_per_site"] > 0) == (made.route.mixes > 1)
+
+
 def test_a_policy_refuses_too_few_mixes() -> None:
     values = {"epsilon_per_round": 1, "epsilon": 1, "tasks": ["digits"], "routes": ["mixes"], "allow_plain": True}
     policy = Policy.model_validate({**values, "min_mixes": 3})

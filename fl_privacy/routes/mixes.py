@@ -21,6 +21,7 @@ from fl_privacy.rns.coding import CARRY_SAFE, Modular
 from fl_privacy.rns.residues import Residues, words
 from fl_privacy.routes.base import Route, ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, tickets
 from fl_privacy.routes.recorded import summed
+from fl_privacy.steps.base import Foretold
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.wire.stream import MAX_MESSAGE
 
@@ -193,6 +194,16 @@ class MixesRoute(Route):
             cost(coding, "mix", k, 2 * n + 3, models=(d // k, n * d // k), updates=(0, 0)),
             cost(coding, "site", n, 2 * k, models=(d, 0), updates=(0, 0)),
         ]
+
+    def foretell(self, federation: Federation, parameters: int) -> Foretold:
+        """The CPU time of shares, beside that of encoding, at what this machine was just measured to do."""
+        from fl_privacy.mix.rates import seconds
+
+        moduli, columns = self.coding(federation).moduli, self.columns(federation, parameters)
+        found = seconds(moduli, columns, self.mixes, federation.cohort, self.masks)
+        times = f"{found.site * 1e3:.2g} ms at a site, {found.mix * 1e3:.2g} ms at a mix"
+        facts = {"seconds_per_site": found.site, "seconds_per_mix": found.mix}
+        return Foretold(facts, [f"route: sums take at most about {times} of CPU time per round on this machine"])
 
     def site(self, seat: SiteSeat) -> SiteEnd:
         from fl_privacy.routes.answering import Answering
