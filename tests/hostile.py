@@ -59,6 +59,7 @@ def requests(at: pb.RoundHeader) -> Requests:
         "Pickup": [pb.PickupRequest(run=at.run, topic="topic")],
         "Report": [pb.ReportRequest(**where, members=b"\1", senders=b"\1")],
         "Share": [pb.Chunk(share=share), data],
+        "Relay": [pb.Chunk(vector=vector), data],
         "Evaluate": [pb.EvaluateRequest(run=at.run, round=at.round)],
         "Check": [rpc.health_pb2.HealthCheckRequest(service="fl_privacy.wire.Middleware")],
     }

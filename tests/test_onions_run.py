@@ -1,8 +1,9 @@
-"""Route onions with real mix processes: sums are exact, and what a server or a mix puts in or leaves out is refused."""
+"""Route onions with real mix processes: sums are exact, and whoever puts onions in or leaves some out gains nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import grpc
 import numpy as np
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from chains import chain
+from chains import Chain, chain
 from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.errors import RoundFailed
@@ -19,163 +21,172 @@ from fl_privacy.mix import bits, onion
 from fl_privacy.routes.convicted import judged
 from fl_privacy.routes.onions import BITS
 from fl_privacy.transcript import open_run, verify
-from fl_privacy.wire import client
 from sites import PARAMETERS
 from test_mixes_processes import CHEATS
 from test_onions_route import federation
 
 pytestmark = pytest.mark.e2e
 SMALL = Path(__file__).parent.parent / "configs" / "onions.yaml"
+LIAR = "site-1"
 
 
-def refused(play: Callable[[], Any]) -> str:
-    """Why a round fails."""
-    with pytest.raises((RoundFailed, grpc.RpcError)) as caught:
-        play()
-    error: Any = caught.value
-    return str(error) if isinstance(error, RoundFailed) else str(error.details())
+@dataclass
+class Playing:
+    """A chain of three mixes; `lie` is what one site does from the next attempt on."""
+
+    chain: Chain
+    authority: bytes
+    lie: str = ""
+    number: int = 0
+
+    def play(self, lie: str = "") -> Any:
+        self.lie, self.number = lie, self.number + 1
+        return self.chain.play(1, self.number)
+
+    def refused(self, lie: str = "") -> str:
+        """Why a round fails."""
+        with pytest.raises((RoundFailed, grpc.RpcError)) as caught:
+            self.play(lie)
+        error: Any = caught.value
+        return str(error) if isinstance(error, RoundFailed) else str(error.details())
+
+    def named(self, error: RoundFailed) -> str:
+        """Who is convicted, also by a third party."""
+        (event,) = error.events
+        verdicts = judged(event, error.seen, self.chain.federation, PARAMETERS, self.authority)
+        assert tuple(map(str, verdicts)) == event.verdicts
+        assert all(verdict.proven for verdict in verdicts)
+        (name,) = event.verdicts
+        return name
+
+    def lies(self, name: str, end: Any) -> None:
+        """Let a site do what `lie` says."""
+        if name != LIAR:
+            return
+        hops, parts_of, answer = end._hops, end._parts_of, end._answer
+        foreign = X25519PrivateKey.generate().public_key()
+
+        def other_hops() -> Any:
+            wrong = "mix-1" if self.lie == "keys" else ""
+            return [onion.Hop(hop.name, foreign if hop.name == wrong else hop.key) for hop in hops()]
+
+        def other_parts(at: Any, payload: Any) -> Any:
+            first, *rest = parts_of(at, payload)
+            data = first.payload.copy()
+            data[40] ^= self.lie == "spoiled"
+            return [type(first)(data, first.coding), *rest]
+
+        def other_answer(at: Any, parts: Any, terms: Any) -> None:
+            end._seed = bytes(32) if self.lie == "seed" else end._seed
+            answer(at, parts, terms)
+
+        end._hops, end._parts_of, end._answer = other_hops, other_parts, other_answer
 
 
-def test_sums_are_exact_and_what_a_server_changes_on_the_way_is_refused(tmp_path: Path) -> None:
-    with chain(tmp_path, federation(deadline=60)) as made:
-        relay, sent = made.end._round.relay, list[tuple[Any, bytes]]()
+@pytest.fixture(scope="module")
+def playing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playing]:
+    folder = tmp_path_factory.mktemp("onions")
+    with chain(folder, federation({"trust": "malicious", "dummies": 60}, sites=3, deadline=60)) as made:
+        found = Playing(made, (folder / "pki" / "ca" / "ca.pem").read_bytes())
+        made.lies = found.lies
+        yield found
 
-        def keeping(ask: Any, index: int, onions: Any, statement: bytes) -> None:
-            sent.append((onions.copy(), statement))
+
+def test_the_sum_is_exact_and_the_bytes_are_those_of_the_plan(playing: Playing) -> None:
+    made = playing.chain
+    outcome = playing.play()
+    assert not made.errors
+    np.testing.assert_allclose(outcome.mean, made.expected(), rtol=0, atol=1e-7)
+    route: Any = made.federation.route
+    server, *_ = route.cost(made.federation, PARAMETERS)
+    assert len(outcome.seen[BITS]) == 3 * route.onions(made.federation, PARAMETERS)
+    assert outcome.received == pytest.approx(server.updates[0], rel=0.02)
+
+
+def test_what_a_server_changes_on_the_way_is_refused(playing: Playing) -> None:
+    made = playing.chain
+    relay, sent = made.end._round.relay, list[tuple[Any, bytes]]()
+
+    def keeping(ask: Any, index: int, onions: Any, statement: bytes) -> None:
+        sent.append((onions.copy(), statement))
+        relay(ask, index, onions, statement)
+        relay(ask, index, onions, statement)  # asked again: the same batch, and nothing new
+
+    made.end._round.relay = keeping
+    outcome = playing.play()
+
+    def changed(how: Callable[[Any, Any, int], tuple[Any, Any, int]]) -> Callable[..., None]:
+        def sends(ask: Any, index: int, onions: Any, statement: bytes) -> None:
+            onions, statement, index = how(onions, statement, index)
             relay(ask, index, onions, statement)
-            relay(ask, index, onions, statement)  # asked again: the same batch, and nothing new
 
-        made.end._round.relay = keeping
-        outcome = made.play(1, 1)
-        np.testing.assert_allclose(outcome.mean, made.expected(), rtol=0, atol=1e-7)
-        assert not made.errors
-        taken = outcome.seen[BITS]
-        assert len(taken) == 4 * made.federation.route.onions(made.federation, 50)
+        return sends
 
-        def changed(how: Callable[[Any, Any, int], tuple[Any, Any, int]]) -> Callable[..., None]:
-            def sends(ask: Any, index: int, onions: Any, statement: bytes) -> None:
-                onions, statement, index = how(onions, statement, index)
-                relay(ask, index, onions, statement)
-
-            return sends
-
-        size = made.federation.route.size(1)
-        cheats: dict[str, Any] = {
-            "are not the": lambda onions, statement, index: (onions[size:], statement, index),
-            "gave other onions": lambda onions, statement, index: (np.roll(onions, size), statement, index),
-            "not of mix-0 in this attempt": lambda onions, statement, index: (*sent[0], index),
-            "takes onions from sites only": lambda onions, statement, index: (onions, statement, 0),
-            "are none of a mix": lambda onions, statement, index: (onions, b"", index),
-            "not of mix-1 in this attempt": lambda onions, statement, index: (
-                onions[: onions.size // size * made.federation.route.size(2)],
-                statement,
-                2,
-            ),
-        }
-        for number, (reason, how) in enumerate(cheats.items(), start=2):
-            made.end._round.relay = changed(how)
-            assert reason in refused(lambda number=number: made.play(1, number))
-        made.end._round.relay = relay
-        again = made.play(1, 2 + len(cheats))
-        np.testing.assert_array_equal(again.mean, outcome.mean)
+    route: Any = made.federation.route
+    size, later = route.size(1), route.size(2)
+    cheats: dict[str, Any] = {
+        "are not the": lambda onions, statement, index: (onions[size:], statement, index),
+        "gave other onions": lambda onions, statement, index: (np.roll(onions, size), statement, index),
+        "not of mix-0 in this attempt": lambda onions, statement, index: (*sent[0], index),
+        "takes onions from sites only": lambda onions, statement, index: (onions, statement, 0),
+        "0 bytes are none of": lambda onions, statement, index: (onions, b"", index),
+        "not of mix-1 in this": lambda onions, statement, index: (onions[: onions.size // size * later], statement, 2),
+    }
+    for reason, how in cheats.items():
+        made.end._round.relay = changed(how)
+        assert reason in playing.refused()
+    made.end._round.relay = relay
+    np.testing.assert_array_equal(playing.play().mean, outcome.mean)
 
 
-def test_a_site_that_was_given_another_key_and_onions_that_do_not_open_release_nothing(tmp_path: Path) -> None:
-    with chain(tmp_path, federation(deadline=60)) as made:
-        foreign = onion.X25519PrivateKey.generate().public_key()
+def test_a_mix_that_gives_other_onions_than_it_signed_for_is_refused(playing: Playing) -> None:
+    made = playing.chain
+    given = made.end._round.given
 
-        def other(name: str, end: Any) -> None:
-            own = end._hops
-            if name == "site-0":
-                end._hops = lambda: [onion.Hop(hop.name, foreign if hop.name == "mix-1" else hop.key) for hop in own()]
+    def altered(ask: Any, index: int) -> Any:
+        found = given(ask, index)
+        if index == 1:
+            found.rows[0] ^= 1
+        return found
 
-        made.lies = other
-        assert "sites were given different ones" in refused(lambda: made.play(1, 1))
-
-    with chain(tmp_path / "bad", federation(deadline=60)) as made:
-
-        def spoiled(name: str, end: Any) -> None:
-            own = end._parts_of
-
-            def parts(at: Any, payload: Any) -> Any:
-                found = own(at, payload)
-                data = found[0].payload.copy()
-                data[40] ^= name == "site-0"
-                return [type(found[0])(data, found[0].coding), *found[1:]]
-
-            end._parts_of = parts
-
-        made.lies = spoiled
-        assert "another recipient" in refused(lambda: made.play(1, 1))
+    made.end._round.given = altered
+    assert playing.refused().startswith("mix-1: it signed for other onions")
+    made.end._round.given = given
 
 
-def test_a_mix_that_gives_other_onions_than_it_signed_for_is_refused_and_named(tmp_path: Path) -> None:
-    with chain(tmp_path, federation(deadline=60)) as made:
-        given = made.end._round.given
-
-        def altered(ask: Any, index: int) -> client.Release:
-            found = given(ask, index)
-            if index == 1:
-                found.rows[0] ^= 1
-            return found
-
-        made.end._round.given = altered
-        assert refused(lambda: made.play(1, 1)).startswith("mix-1: it signed for other onions")
+def test_a_site_that_was_given_another_key_and_onions_that_do_not_open_release_nothing(playing: Playing) -> None:
+    assert "sites were given different ones" in playing.refused("keys")
+    assert "another recipient" in playing.refused("spoiled")
 
 
-@pytest.mark.parametrize(
-    ("guilty", "kinds"), [(0, "altered,replayed"), (1, ",".join(CHEATS)), (2, "altered,duplicated")]
-)
-def test_a_mix_that_tampers_is_named_and_nobody_else(guilty: int, kinds: str, tmp_path: Path) -> None:
-    checked = federation({"trust": "malicious", "dummies": 300}, sites=3, deadline=60)
-    with chain(tmp_path, checked, {guilty: kinds}) as made:
-        authority = (tmp_path / "pki" / "ca" / "ca.pem").read_bytes()
-        for number, kind in enumerate(kinds.split(","), start=1):
+def test_a_site_cannot_frame_a_mix(playing: Playing) -> None:
+    with pytest.raises(RoundFailed, match="void") as caught:
+        playing.play("seed")
+    assert playing.named(caught.value) == f"{LIAR}: revealed dummies that it did not send"
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_a_mix_that_tampers_is_named_and_nobody_else(guilty: int, tmp_path: Path) -> None:
+    """In every way, an attempt for each."""
+    checked = federation({"mixes": 2, "trust": "malicious", "dummies": 300}, sites=3, deadline=60)
+    with chain(tmp_path, checked, {guilty: ",".join(CHEATS)}) as made:
+        playing = Playing(made, (tmp_path / "pki" / "ca" / "ca.pem").read_bytes())
+        for kind in CHEATS:
             with pytest.raises(RoundFailed) as caught:
-                made.play(1, number)
+                playing.play()
             assert not made.errors
-            assert caught.value.number == number + 1
+            assert caught.value.number == playing.number + 1
             if kind == "dropped":  # too few of them are no batch
                 assert str(caught.value).startswith(f"mix-{guilty}: ")
-                continue
-            (event,) = caught.value.events
-            assert event.verdicts == (f"mix-{guilty}: lost onions that it took",), kind
-            verdicts = judged(event, caught.value.seen, made.federation, PARAMETERS, authority)
-            assert tuple(map(str, verdicts)) == event.verdicts
-            assert all(verdict.proven for verdict in verdicts)
-
-
-def test_honest_mixes_pass_the_check_and_a_site_cannot_frame_one(tmp_path: Path) -> None:
-    checked = federation({"trust": "malicious", "dummies": 60}, sites=3, deadline=60)
-    with chain(tmp_path, checked) as made:
-        outcome = made.play(1, 1)
-        np.testing.assert_allclose(outcome.mean, made.expected(), rtol=0, atol=1e-7)
-
-        def other(name: str, end: Any) -> None:
-            answer = end._answer
-
-            def framing(at: Any, parts: Any, terms: Any) -> None:
-                end._seed = bytes(32) if name == "site-1" else end._seed
-                answer(at, parts, terms)
-
-            end._answer = framing
-
-        made.lies = other
-    with chain(tmp_path / "framed", checked) as made:
-        made.lies = other
-        with pytest.raises(RoundFailed, match="void") as caught:
-            made.play(1, 1)
-        (event,) = caught.value.events
-        assert event.verdicts == ("site-1: revealed dummies that it did not send",)
-        authority = (tmp_path / "framed" / "pki" / "ca" / "ca.pem").read_bytes()
-        (verdict,) = judged(event, caught.value.seen, made.federation, PARAMETERS, authority)
-        assert str(verdict) == event.verdicts[0]
+            else:
+                assert playing.named(caught.value) == f"mix-{guilty}: lost onions that it took", kind
 
 
 @pytest.mark.timeout(600)
 def test_the_example_runs_and_each_party_saw_what_the_docs_say(tmp_path: Path) -> None:
     values = yaml.safe_load(SMALL.read_text())
     values |= {"rounds": 1, "audit": True, "evaluate": "server"}
+    values["encode"] |= {"r": 1}
     values["task"] |= {"hidden": [2]}
     made = Federation.parse(yaml.safe_dump(values))
     result = up(made, "local", tmp_path)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from fl_privacy.routes.onions import OnionsRoute
 
 
+# A mix that was restarted knows the run again once the attempt is opened again.
+GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND)
+
+
 class Chain(Mixes):
     """One batch of onions, from mix to mix."""
 
@@ -76,7 +80,7 @@ class Unwrapping(AtServer):
             try:
                 self._round.relay(ask, index, data, statement)
             except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                if error.code() in GONE:
                     raise
                 self._check(ask)  # who changed them may be named
                 reason = f"mix-{index} refused what mix-{index - 1} gave: {client.explain(error)}"
