@@ -23,7 +23,6 @@ from attacks.source.run import Findings, inspect, lowest, mixtures
 from attacks.source.score import by_round, relabelled, score
 from attacks.source.seen import Bucket, Sight, buckets
 from fl_privacy.config import Federation
-from fl_privacy.crypto import keys
 from fl_privacy.mix import shares
 from fl_privacy.rns import residues as encoded
 from fl_privacy.rns.coding import Modular
@@ -457,13 +456,13 @@ def test_published_sums_gain_on_sums_and_carry_safe_ones_gain_nothing(planted: P
     assert not np.array_equal(gains["published"][2].guesses["rns"], gains["published"][2].guesses["rns_control"])
 
 
-def shared(sight: Sight, mixes: int) -> Sight:
+def shared(sight: Sight, mixes: int, draw: int = 0) -> Sight:
     """A round as these of three mixes see it: what their shares of every update add up to."""
     assert sight.named is not None
     moduli, seen = rns.moduli(len(sight.named), 4), dict[str, Vector]()
-    for name, update in sight.named.items():
+    for site, (name, update) in enumerate(sight.named.items()):
         whole = rns.encode(np.clip(update, -0.99, 0.99), moduli, 4)
-        seeds, data = shares.split(whole, moduli, 3, keys.fresh())
+        seeds, data = shares.split(whole, moduli, 3, bytes([draw, site]) * 16)
         parts = [*(shares.expanded([seed], moduli, update.size) for seed in seeds), data]
         integers = encoded.decode(shares.added(parts[-mixes:], moduli), moduli)
         seen[name] = (integers / 10.0**4).astype(np.float32)
@@ -473,7 +472,7 @@ def shared(sight: Sight, mixes: int) -> Sight:
 def test_all_mixes_but_one_learn_no_source_and_all_of_them_learn_every_one(planted: Planted) -> None:
     """Noise attributes whole classes at random, so the mean over many draws of it is compared."""
     first = planted.sights[0]
-    two = [planted.found([shared(first, 2)])[1]["source_mean"].value for _ in range(8)]
+    two = [planted.found([shared(first, 2, draw)])[1]["source_mean"].value for draw in range(8)]
     assert abs(np.mean(two) - 1 / 4) < 4 * np.std(two, ddof=1) / len(two) ** 0.5 + 0.01
     _, three = planted.found([shared(first, 3)])
     assert three["source_mean"].value > max(two) + 0.1
