@@ -72,6 +72,8 @@ _TABLE = (
          backup=("state",), outcomes=_RELEASES, gauges=("rounds",)),
     Role("mix", "shuffler_app.mix", ("index", "state", "listen", "view"), numbered=True, serves="middleware",
          backup=("state",), records="views", outcomes=_RELEASES, gauges=("rounds",)),
+    Role("region", "aggregator_app.region", ("index", "state", "listen", "view"), numbered=True, serves="middleware",
+         backup=("state",), records="views", outcomes=_RELEASES, gauges=("rounds",)),
     Role("evaluator", "aggregator_app.evaluator", ("middleware", "data", "listen", "view"), serves="evaluator",
          dials=("middleware",), networks=(CORE,), data=True, records="views", outcomes=("evaluated", "failed")),
     Role("site", "client_app.worker", ("site", "socket", "state", "middleware", "data", "truth", "trial"),

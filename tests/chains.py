@@ -153,8 +153,10 @@ def chain(folder: Path, made: Federation, cheats: Mapping[int, str] | None = Non
         time.sleep(0)
 
 
-def started(folder: Path, keys: Keys, made: Federation, index: int, cheats: Mapping[int, str]) -> Deployment:
-    options: Sequence[str] = ("--cheat", cheats[index]) if index in cheats else ()
+def started(
+    folder: Path, keys: Keys, made: Federation, index: int, cheats: Mapping[int, str], more: Sequence[str] = ()
+) -> Deployment:
+    options: Sequence[str] = ("--cheat", cheats[index]) if index in cheats else more
     script = CHEATING if index in cheats else None
     role = made.route.parties()[index][0]
     return deploy(folder / f"{role}-{index}", keys, made, role, index, options, script)

@@ -48,7 +48,7 @@ HOSTS = ("127.0.0.1", "localhost")
 LAYOUT = "layout-of-the-test"
 START = 60.0
 CALL = 20.0
-DEPLOYED = ("shuffler", "aggregator", "mailbox", "mix")
+DEPLOYED = ("shuffler", "aggregator", "mailbox", "mix", "region")
 
 
 @dataclass

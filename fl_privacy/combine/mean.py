@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy import kernels
+from fl_privacy.combine import limbs
 from fl_privacy.errors import FederationError
 from fl_privacy.vector import Vector
 
@@ -23,11 +24,12 @@ def weighted(
 
     Fast: summed in float64 in the order of the rows.
 
-    Exact: the same bits for every order of the (row, weight) pairs, and on a shard as on the whole vector. Each
-    product w x is rounded to a multiple of 2^-s, with s of the column the largest for which n such integers cannot
-    overflow 63 bits. With M the column's largest |w x| and n < 2^b rows, the multiples are of at most M 2^(b - 61), so
-    the error of the sum is at most n M 2^(b - 62) <= n^2 M 2^-61: 2^8 times less than the fast sum's worst case. In
-    addition, only the products (n M 2^-53) and the result (to float32) are rounded.
+    Exact: the same bits for every order of the (row, weight) pairs, and on a shard as on the whole vector. With equal
+    weights it is made of the exact sum (`fl_privacy.combine.limbs`), so sums of some rows each give these bits, too.
+    Otherwise each product w x is rounded to a multiple of 2^-s, with s of the column the largest for which n such
+    integers cannot overflow 63 bits. With M the column's largest |w x| and n < 2^b rows, the multiples are of at most
+    M 2^(b - 61), so the error of the sum is at most n M 2^(b - 62) <= n^2 M 2^-61: 2^8 times less than the fast sum's
+    worst case. In addition, only the products (n M 2^-53) and the result (to float32) are rounded.
     """
     check_matrix(matrix)
     shares = normalised(weights, matrix.shape[0])
@@ -35,6 +37,8 @@ def weighted(
     out = np.empty(matrix.shape[1], np.float32)
     if not kernel.fast(matrix, shares, out):
         raise FederationError("matrix: not finite; refuse updates with NaN or infinite values before combining them")
+    if exact and (shares == shares[0]).all():
+        return limbs.mean(limbs.summed(matrix, backend), matrix.shape[0])
     if exact:
         kernel.exact(matrix, shares, 62 - matrix.shape[0].bit_length(), out)
     return out

@@ -91,6 +91,7 @@ class Hosts(Model):
     evaluator: Address | None = None
     mailbox: Address | None = None
     mixes: tuple[Address, ...] = ()
+    regions: tuple[Address, ...] = ()
 
     def of(self, role: str, name: str) -> Address | None:
         """Where a party is dialled: `aggregator-1` is the second of `aggregators`, and `mix-1` of `mixes`."""

@@ -94,8 +94,10 @@ class Policy(BaseModel):
             yield "audit is not allowed here, because it records updates without noise; use false"
         if unit is None and not self.allow_plain:
             yield "updates must be privatised here, but privatise.kind is none (allow_plain is false)"
-        if len({one.organisation or one.name for one in federation.sites}) < self.min_cohort:
-            yield f"this federation has fewer than the {self.min_cohort} organisations that min_cohort demands"
+        beside = set(federation.route.released_with(federation, site.name))
+        if len({one.organisation or one.name for one in federation.sites if one.name in beside}) < self.min_cohort:
+            where = "this federation" if len(beside) == len(federation.sites) else "this site's region"
+            yield f"{where} has fewer than the {self.min_cohort} organisations that min_cohort demands"
         if (least := _mixes(federation)) < self.min_mixes and any(
             role == "mix" for role, _ in federation.route.parties()
         ):

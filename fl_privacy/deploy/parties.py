@@ -40,9 +40,18 @@ def starters(federation: Federation) -> list[tuple[str, str]]:
     return [starter(federation), *sites]
 
 
-def dialled(federation: Federation, role: Role, service: str) -> tuple[Address, ...]:
-    """Where a party of this role finds those that give a service; nowhere if it does not dial them."""
-    if federation.hosts is None or service not in role.dials:
+def called(federation: Federation, role: Role, name: str, *services: str) -> list[tuple[str, str]]:
+    """Those that give one of these services to a party; a site calls only the middleware that it submits to."""
+    found = [party for party in serving(federation, *services) if ROLES[party[0]].serves in role.dials]
+    if not role.has_node:
+        return found
+    own = federation.route.submits_to(federation, name)
+    return [party for party in found if ROLES[party[0]].serves != "middleware" or party[1] in own]
+
+
+def dialled(federation: Federation, role: Role, name: str, service: str) -> tuple[Address, ...]:
+    """Where a party finds those that give a service; nowhere if it does not dial them."""
+    if federation.hosts is None:
         return ()
-    found = [federation.hosts.of(*party) for party in serving(federation, service)]
+    found = [federation.hosts.of(*party) for party in called(federation, role, name, service)]
     return tuple(address for address in found if address is not None)

@@ -22,6 +22,7 @@ from fl_privacy.identity.signing import fingerprint
 from fl_privacy.round import opening, statements
 from fl_privacy.round.access import Access
 from fl_privacy.round.attempt import Attempt, RunState
+from fl_privacy.round.cohort import Cohort
 from fl_privacy.round.counted import Counted, received
 from fl_privacy.round.journal import Entry
 from fl_privacy.round.machine import SUPERSEDED, Phase, Round, RoundSpec, Submission
@@ -97,10 +98,11 @@ class Middleware(Access, ABC):
         terms = opening.terms_of(header, cohort, self.model_digest(header, model), caller, self.federation, roster)
         if state.is_open(spec.attempt):  # by another call, while the model arrived
             return self._asked_again(state)
-        organisations = {site: roster.organisation_of(site) for site in cohort.sites}
+        spec, sites = self.collected_here(spec, cohort)
+        organisations = {site: roster.organisation_of(site) for site in sites}
         round = Round(spec, self.federation.floor, time.monotonic(), organisations, self._divide)
         alone = f"sites: a tier of this cohort has fewer than {round.least} organisations; use route.buckets"
-        require(round.hides(cohort.sites), alone)
+        require(round.hides(sites), alone)
         entry = Entry(spec.run, spec.round, spec.attempt, terms.model.hex(), spec.farewell > 0)
         await self.journalled(self.journal.open, entry)
         if state.attempt:
@@ -132,6 +134,10 @@ class Middleware(Access, ABC):
     def model_digest(self, header: pb.RoundHeader, model: NDArray[np.float32]) -> bytes:
         """The digest that stands for the model in the attempt's terms."""
         return bytes(header.model)  # `prepare` has compared it
+
+    def collected_here(self, spec: RoundSpec, cohort: Cohort) -> tuple[RoundSpec, Sequence[str]]:
+        """The sites of an attempt that send to us, and the round as it is for these."""
+        return spec, cohort.sites
 
     def received(self, header: pb.RoundHeader) -> Coding:
         """How what each site sends us in an attempt travels."""

@@ -163,6 +163,8 @@ def no_log(event: str, **fields: Any) -> None:
 
 @dataclass(frozen=True)
 class SiteSeat(Seat):
+    """`middleware`: all of it, or what the site submits to."""
+
     site: str
     tier: str
     floor: Callable[[], int]  # fewest organisations that this site wants to be released with, now
@@ -174,6 +176,10 @@ class SiteSeat(Seat):
     state: Path | None = None  # the site's own folder
     initial: Callable[[], Vector] = no_model  # the federation's first model
     log: Callable[..., None] = no_log
+
+    @property
+    def peers(self) -> list[tuple[str, Identity]]:
+        return peers(self.federation, self.middleware, self.site)
 
     def facts(self, model: bytes) -> dict[str, Any]:
         """What a site knows itself of an attempt's terms; `model` is the digest of what it received."""
@@ -298,6 +304,14 @@ class Route(Choice, ABC):
         """The parties that sites submit to, in order."""
         return []
 
+    def submits_to(self, federation: Federation, site: str) -> list[str]:
+        """The middleware that a site submits to and knows the address of, in order; usually all of it."""
+        return self.middleware()
+
+    def released_with(self, federation: Federation, site: str) -> Sequence[str]:
+        """The sites, itself among them, whose updates may be released together with this site's."""
+        return federation.site_names
+
     def observers(self, federation: Federation) -> list[str]:
         """Whose views its server end records under `audit: true`, besides those that parties record themselves."""
         return []
@@ -383,14 +397,18 @@ def only(route: Route, kind: type[R], role: str) -> R:
     return route
 
 
-def peers(federation: Federation, addresses: Sequence[str]) -> list[tuple[str, Identity]]:
-    """Which middleware is dialled at which address; both in the route's order."""
+def peers(federation: Federation, addresses: Sequence[str], site: str | None = None) -> list[tuple[str, Identity]]:
+    """Which middleware is dialled at which address, both in the route's order; of a site's, the one it submits to."""
     route, names = federation.route, federation.route.middleware()
-    if len(names) != len(addresses):
-        raise ConfigError(f"middleware: {len(addresses)} addresses; route {route.kind} needs {len(names)}")
+    wanted = names if site is None else route.submits_to(federation, site)
+    if len(addresses) == len(names):
+        at = dict(zip(names, addresses, strict=True))
+    elif len(addresses) == len(wanted):
+        at = dict(zip(wanted, addresses, strict=True))
+    else:
+        raise ConfigError(f"middleware: {len(addresses)} addresses; route {route.kind} needs {len(wanted)}")
     roles = {name: role for role, name in route.parties()}
-    identities = [Identity(federation.name, roles[name], name) for name in names]
-    return list(zip(addresses, identities, strict=True))
+    return [(at[name], Identity(federation.name, roles[name], name)) for name in wanted]
 
 
 def by_parameter(federation: Federation, who: str) -> Iterator[str]:

@@ -118,14 +118,16 @@ def open_round(stub: Stub, header: pb.RoundHeader, model: Array | None, timeout:
     stub.open(chunks(pb.Chunk(round=header), [] if model is None else [model]), timeout=timeout)
 
 
-def collect_sum(parts: Iterator[Any]) -> Release:
-    """Wait for the round's end; a mix hands out whose updates it has, and once the round is settled their sum."""
+def collect_sum(parts: Iterator[Any], coding: Coding = SUMS, most: int = MAX_PARAMETERS) -> Release:
+    """Wait for the round's end, and receive a sum of at most so many numbers.
+
+    A mix hands out whose updates it has, and once the round is settled their sum.
+    """
     header: pb.ReleaseHeader = header_of(_first(parts), "release")
     total = None
     if header.phase == "released":
-        fits = SUMS.type.itemsize * header.length <= FLOAT32.nbytes(MAX_PARAMETERS)
-        require(fits, f"length: {header.length} is out of range")
-        total = _fill(np.empty(header.length, SUMS.type), parts, None, SUMS)
+        require(header.length <= most, f"length: {header.length} is out of range")
+        total = _fill(np.empty(header.length, coding.type), parts, None, coding)
     fields = {name: getattr(header, name) for name in (*FIELDS, "statement")}
     return Release(**fields, rows=total, counts=counts_in(header.counts))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_privacy.config import Federation, Hosts
 from fl_privacy.config.policy import shared_ledger
-from fl_privacy.deploy.parties import parties, serving
+from fl_privacy.deploy.parties import called, parties
 from fl_privacy.errors import ConfigError
 from fl_privacy.roles import CORE, ROLES, SITES
 
@@ -68,7 +68,8 @@ def _service(federation: Federation, role: str, name: str, image: str, run: str,
     made: dict[str, Any] = {**COMMON, "image": image, "networks": list(known.networks)}
     needs: dict[str, Any] = {"init": {"condition": "service_completed_successfully"}}
     if known.awaits:
-        needs |= {name: {"condition": "service_healthy"} for _, name in serving(federation, *known.dials)}
+        found = called(federation, known, name, *known.dials)
+        needs |= {other: {"condition": "service_healthy"} for _, other in found}
     made["depends_on"] = needs
     if known.starts_runs:
         made |= {"restart": "no", "volumes": [kit, "done:/done", "runs:/runs", *shared]}

@@ -95,7 +95,7 @@ def provision(
 def _kit(federation: Federation, hosts: Hosts, role: str, name: str, choices: Choices) -> Kit:
     known = ROLES[role]
     address = hosts.of(role, name) if known.listens else None
-    superlink, evaluator = (dialled(federation, known, service) for service in ("superlink", "evaluator"))
+    superlink, evaluator = (dialled(federation, known, name, service) for service in ("superlink", "evaluator"))
     return Kit(
         federation=federation.name,
         digest=federation.digest,
@@ -104,7 +104,7 @@ def _kit(federation: Federation, hosts: Hosts, role: str, name: str, choices: Ch
         listen=_listen(address) if address else None,
         hosts=(host_of(address),) if address else (),
         superlink=next(iter(superlink), None),
-        middleware=dialled(federation, known, "middleware"),
+        middleware=dialled(federation, known, name, "middleware"),
         evaluator=next(iter(evaluator), None),
         metrics=choices.metrics,
         data=choices.data if known.data else None,

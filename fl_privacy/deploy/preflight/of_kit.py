@@ -25,7 +25,7 @@ from fl_privacy.config import Address
 from fl_privacy.config.policy import Policy, policy_file
 from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.kits.kit import Folder
-from fl_privacy.deploy.parties import parties, serving
+from fl_privacy.deploy.parties import called, parties
 from fl_privacy.deploy.preflight import checks, guard
 from fl_privacy.deploy.preflight.finding import Check
 from fl_privacy.deploy.preflight.reach import NO_PASSWORD, dialogue, greet, peer
@@ -173,12 +173,13 @@ def _dialled(folder: Folder) -> list[tuple[Address, Identity]]:
     return [
         found
         for service, addresses in given.items()
-        for found in zip(addresses, _serving(folder, service), strict=False)
+        for found in zip(addresses, _called(folder, service), strict=False)
     ]
 
 
-def _serving(folder: Folder, service: str) -> list[Identity]:
-    return [Identity(folder.federation.name, *party) for party in serving(folder.federation, service)]
+def _called(folder: Folder, service: str) -> list[Identity]:
+    found = called(folder.federation, folder.role, folder.kit.name, service)
+    return [Identity(folder.federation.name, *party) for party in found]
 
 
 def _peer(folder: Folder, address: Address, whom: Identity) -> list[Check]:
@@ -203,7 +204,7 @@ def _gate(folder: Folder) -> list[Check]:
     way = Way(folder.kit.superlink, folder.kit.proxy)
     if not way.proxy and (unknown := _named(way.address)):
         return [unknown]
-    found, answer = dialogue(way, folder.keys, GREETING, "http/1.1", _serving(folder, "superlink")[0])
+    found, answer = dialogue(way, folder.keys, GREETING, "http/1.1", _called(folder, "superlink")[0])
     if not found.ok and "certificate" in found.detail:
         answer = _unchecked(folder, way)
     return [found, *_clock(answer)]
