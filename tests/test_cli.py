@@ -12,6 +12,7 @@ from fl_privacy.config import Federation
 from fl_privacy.deploy.preflight import checks
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import Authority
+from transcripts import make_run
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -38,6 +39,15 @@ def test_plan_prints_json() -> None:
     assert plan["parameters"] == 4810
     shuffler = next(row for row in plan["per_round"] if row["party"] == "shuffler")
     assert shuffler["bytes_in"] == 4 * 4810 * 6
+
+
+def test_a_run_that_somebody_sent_does_not_control_the_terminal(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    text = (run / "manifest.json").read_text().replace('"completed"', '"\\u001b[2J\\u001b[1;31mok\\u202e"')
+    (run / "manifest.json").write_text(text)
+    found = [cli("transcript", "show", run), cli("transcript", "verify", run, "--ca", run / "manifest.json")]
+    assert "\\x1b[2J\\x1b[1;31mok\\u202e" in found[0].stdout
+    assert not any(c in done.stdout + done.stderr for done in found for c in "\x1b\u202e")
 
 
 def test_preflight_passes_on_the_quickstart(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fl_privacy.errors import FederationError
+from fl_privacy.visible import visible
 
 from . import attack, deploy, export, pki, plugins, run, runs, site, status, task, transcript  # noqa: F401 (add commands)
 from .common import INTERRUPTED, app
@@ -24,7 +25,7 @@ def _guarded(command: Callable[[], Any]) -> int:
         code = command()
     except (FederationError, click.ClickException) as error:
         lines = [error.format_message()] if isinstance(error, click.ClickException) else error.lines
-        print("error: " + "\n  ".join(" ".join(line.split()) for line in lines), file=sys.stderr)
+        print("error: " + "\n  ".join(visible(" ".join(line.split())) for line in lines), file=sys.stderr)
         return 2
     except click.Abort:  # a question that was not answered
         print("interrupted; nothing was changed", file=sys.stderr)

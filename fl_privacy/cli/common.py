@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from fl_privacy import __version__
+from fl_privacy.visible import visible
 
 INTERRUPTED = 130
 
@@ -37,8 +38,11 @@ DataDir = Annotated[
 
 
 def say(line: str, console: Console = out) -> None:
-    """One line as it is: nothing in it is markup, and no terminal is too narrow for it."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    """One line as it is: nothing in it is markup or controls the terminal, which is never too narrow for it.
+
+    Lines quote files of runs that somebody else may have written.
+    """
+    console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def show(found: Any, as_json: bool, lines: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_privacy.errors import FederationError
+from fl_privacy.visible import visible
 
 from .common import Json, app, say, show
 
@@ -107,7 +108,7 @@ def accept_task(
         raise FederationError(f"kit {kit}: has no task code to accept; nothing to do")
     if not as_json:
         say(accepted.offered(folder.federation, folder.state))
-        say(f"{accepted.visible(task.label)}: sha256 {task.sha256}")
+        say(f"{visible(task.label)}: sha256 {task.sha256}")
     if not yes and (as_json or not typer.confirm("Run this code at this site, with access to its data?")):
         raise FederationError("task: not accepted; nothing was changed (use --yes once you have read the code)")
     accepted.accept(folder.federation, folder.state)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fl_privacy.errors import ConfigError
 from fl_privacy.files import write_public
+from fl_privacy.visible import visible
 
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
@@ -30,15 +31,6 @@ def text_of(federation: Federation) -> str:
 def offered(federation: Federation, state: Path) -> str:
     """What an operator reads before accepting: what changed since the last accepted version, or all of the code."""
     return changes(federation, state) or visible(text_of(federation))
-
-
-def visible(text: str) -> str:
-    """The text with nothing hidden: no character in it moves the cursor, changes colours or the reading order.
-
-    A line ends where Python ends it.
-    """
-    lines = text.replace("\r\n", "\n").replace("\r", "\n")
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in lines)
 
 
 def accept(federation: Federation, state: Path) -> None:
