@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -318,6 +319,38 @@ def test_an_aggregating_site_keeps_the_floor_and_one_set_per_model(mailbox: Depl
     assert "too few" in few
     assert "one bit for each" in bits
     assert "released for other sites" in other
+
+
+def test_an_aggregating_site_whose_folder_was_deleted_adds_up_another_set_if_the_mailbox_cheats(
+    mailbox: Deployment, tmp_path: Path
+) -> None:
+    """Not protected: the difference of its two sums is the update of the site that was left out."""
+
+    class Forgetful(Resident):
+        found: ClassVar[list[np.ndarray]] = []
+
+        def _apply(self, letters: Letters, header: pb.RoundHeader, data: Payload) -> None:
+            opened = self._desk._opened
+            super()._apply(letters, header, data)
+            first = self._first_shards[0]
+            whole = self._desk.after(header.run, header.round).shard
+            shutil.rmtree(tmp_path / "site-0" / "aggregator")
+            del self.__dict__["_own"]
+            self._desk._opened = opened
+            less = pb.RoundHeader()
+            less.CopyFrom(header)
+            less.members = b"\x07"
+            part = self._desk.apply(less, letters).shard
+            assert whole is not None
+            assert part is not None
+            self.found[:] = 4 * (whole - first) - 3 * (part - first), self._models.split(update_of("site-3", 1))[0]
+
+    here = house(mailbox, tmp_path, "forgetful", site_0=Forgetful)
+    here.enter()
+    assert here.play(1).count == 4
+    here.leave()
+    shown, update = Forgetful.found
+    np.testing.assert_allclose(shown, update, atol=1e-5)
 
 
 class Crashes(Resident):
