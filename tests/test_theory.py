@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from fl_privacy.cli import app
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
+from fl_privacy.models.initial import check
 from fl_privacy.theory import distribution_time, leakage, utility
 from fl_privacy.theory.cost import times
 from fl_privacy.theory.distribution import METHODS, Load, Setting, load
@@ -400,6 +401,22 @@ def test_a_plan_of_sites_that_aggregate_says_what_seals_add_and_the_paper_s_time
     said = " ".join(planned(tmp_path, text).split())
     assert f"site that aggregates {aggregates['seals'][0]:,} in, {aggregates['seals'][1]:,} out" in said
     assert f"one site that aggregates learns at most {10 * shard:,} C_max of a site" in said
+
+
+def test_more_aggregators_than_parameters_are_refused(tmp_path: Path) -> None:
+    text = "sites: 3\ntask: {{hidden: [8]}}\nroute: {{kind: shards, aggregators: {}}}\n"
+    assert "610 parameters" in planned(tmp_path, text.format(610))
+    config, federation = tmp_path / "c.yaml", Federation.parse(text.format(611))
+    config.write_text(text.format(611))
+    done = CliRunner().invoke(app, ["plan", str(config)])
+    assert "route.aggregators: a shard of 610 parameters would be empty; use fewer" in f"{done.output}{done.exception}"
+    with pytest.raises(FederationError, match="would be empty"):
+        federation.route.parts(federation, 610)
+    with pytest.raises(FederationError, match="would be empty"):
+        check(federation)  # before `up` or `provision` starts or writes anything
+    for count in (0, 2**16 + 1):
+        with pytest.raises(FederationError, match=r"route\.aggregators: "):
+            Federation.parse(text.format(count))
 
 
 def test_a_plan_with_an_impossible_rate_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fl_privacy.config import Federation
 
 SHOWN = 5  # differences in an error message
+MANY = 50  # fewer parties than any model has parameters; to know how many it has takes torch
 
 
 def initial(federation: Federation) -> Vector:
@@ -38,9 +39,13 @@ def initial(federation: Federation) -> Vector:
 
 
 def check(federation: Federation) -> None:
-    """Refuse an unsuitable file before anything is started."""
+    """Refuse an unsuitable file, or more parties than the model has parameters, before anything is started."""
     if federation.init is not None:
         initial(federation)
+    if len(federation.route.parties()) > MANY:
+        from fl_privacy.tasks.workload import layout_of
+
+        federation.route.cost(federation, layout_of(federation).size)
 
 
 def differences(wanted: Layout, found: Layout) -> list[str]:

@@ -139,7 +139,12 @@ class ShardsRoute(Route):
         if self.settlement == "partial":
             yield f"route.settlement: partial keeps old shards, and {changing}; use all"
 
+    def _check_shards(self, parameters: int) -> None:
+        if 0 in masks.sizes(parameters, self.aggregators, self.shares):
+            raise ConfigError(f"route.aggregators: a shard of {parameters} parameters would be empty; use fewer")
+
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
+        self._check_shards(parameters)
         return self._placed.cost(self, federation, parameters)
 
     def once(self, federation: Federation, parameters: int) -> list[Cost]:
@@ -160,8 +165,7 @@ class ShardsRoute(Route):
         return self._cut(federation, parameters, federation.coding)
 
     def _cut(self, federation: Federation, parameters: int, coding: Coding) -> Cut:
-        if 0 in masks.sizes(parameters, self.aggregators, self.shares):
-            raise ConfigError(f"route.aggregators: a shard of {parameters} parameters would be empty; use fewer")
+        self._check_shards(parameters)
         to = self.aggregating(federation) or self.middleware()
         return Cut(parameters, self.aggregators, federation.seed, coding, self.shares, self.masks == "round", to)
 
