@@ -182,7 +182,7 @@ def test_with_a_data_folder_a_config_may_say_something_else(tmp_path: Path) -> N
     assert (plain.task.dataset, plain.task.model) == ("digits", "mlp")
     assert (given.task.dataset, given.task.model) == ("mnist", "lenet5")
     assert (given.route, given.compress, given.rounds) == (plain.route, plain.compress, plain.rounds)
-    assert given.task.train.epochs == plain.task.train.epochs
+    assert given.task.train.batch_size == plain.task.train.batch_size
     assert plain.digest == Federation.parse(plain.to_yaml()).digest != given.digest
     assert given.digest == Federation.parse(given.to_yaml()).digest
     file = tmp_path / "c.yaml"

@@ -189,7 +189,7 @@ class Told(Resident):
         super()._apply(letters, copied(header, members=b"\x0f") if header.round == 2 else header, data)
 
 
-def test_aggregating_sites_that_were_told_different_sets_complete_no_round(mailbox: Deployment, tmp_path: Path) -> None:
+def test_aggregating_sites_with_different_sets_complete_no_round(mailbox: Deployment, tmp_path: Path) -> None:
     """The one that was lied to has released once for this model, and never again for others."""
     here = house(mailbox, tmp_path, "told", site_1=Told)
     here.enter()

@@ -175,14 +175,14 @@ ASKED = ("fl_privacy/config/", "fl_privacy/routes/", "fl_privacy/steps/", "fl_pr
 OWN_ROUTE = "the process of a role that only this route has; `check_party` has refused it on any other"
 ALLOWED = (
     ("aggregator_app/mailbox.py", "only(federation.route, ShardsRoute, 'mailbox')", OWN_ROUTE),
-    (
-        "attacks/audit/matrix.py",
-        "value.get('kind') in (None, old.get('kind'))",
-        "merging YAML before it is a config: there is no choice to ask yet",
-    ),
     ("fl_privacy/deploy/kits/kit.py", "role not in ROLES", "a kit's role is looked up in the table"),
     ("fl_privacy/identity/keyring.py", "identity.role not in roles", "who may call is named by the service called"),
     ("fl_privacy/identity/roster.py", "self.role not in ROLES", "a member's role is looked up in the table"),
+    (
+        "fl_privacy/reading.py",
+        "value.get('kind') in (None, old.get('kind'))",
+        "merging YAML before it is a config: there is no choice to ask yet",
+    ),
     ("shuffler_app/adding.py", "only(federation.route, MixesRoute, 'mixes')", OWN_ROUTE),
     ("shuffler_app/mix.py", "only(federation.route, MixesRoute, 'mixes')", OWN_ROUTE),
     ("shuffler_app/service.py", "only(federation.route, ShufflerRoute, 'shuffler')", OWN_ROUTE),

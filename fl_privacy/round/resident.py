@@ -11,7 +11,6 @@ import grpc
 import numpy as np
 
 from fl_privacy.coding import FLOAT32, Payload
-from fl_privacy.config.evaluate import form_of
 from fl_privacy.crypto import keys, sealing
 from fl_privacy.errors import FederationError, ProtocolError, require
 from fl_privacy.identity.keyring import Identity
@@ -21,7 +20,7 @@ from fl_privacy.round.letters import Card, Letters
 from fl_privacy.round.member import CALL, POLL, Member
 from fl_privacy.round.terms import joined
 from fl_privacy.scores.form import Counts
-from fl_privacy.shard.sealed import SEALED, Content, sizes
+from fl_privacy.shard.sealed import NUMBER, SEALED, Content, sizes
 from fl_privacy.steps.base import At
 from fl_privacy.vector import Vector
 from fl_privacy.wire import client, federation_pb2 as pb
@@ -141,7 +140,7 @@ class Resident(Member):
     @cached_property
     def _most(self) -> int:
         """Bytes of the largest message that an honest mailbox has for this site: a model, or a column of shards."""
-        counts, item = form_of(self._federation).length, self._federation.coding.type.itemsize
+        counts, item = self._federation.bytes_of_counts // NUMBER.itemsize, self._federation.coding.type.itemsize
         column = len(self._federation.sites) * max(sizes([item * size for size in self._cut.sizes()], counts))
         return max(column, sum(FLOAT32.nbytes(size) + sealing.TAG for size in self._models.sizes()))
 
