@@ -20,7 +20,6 @@ ENGINES = {
     "kits": "kits, shuffler",
     "kits of shards": "kits, shards",
     "mixes": "a local run, mixes",
-    "onions": "a local run, onions",
     "residents": "a local run, sites aggregate",
     "kits of residents": "kits, sites aggregate",
 }

@@ -26,8 +26,7 @@ from fl_privacy.round.machine import Phase
 from fl_privacy.round.service import Middleware, Parts
 from fl_privacy.round.terms import sized
 from fl_privacy.routes.base import only
-from fl_privacy.routes.mixes import SEED, SEED_BYTES, MixesRoute
-from fl_privacy.routes.onions import OnionsRoute
+from fl_privacy.routes.mixes import SEED, SEED_BYTES, ByMixes
 from fl_privacy.transcript.events import Event, Farewell, filed, rows_of
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
@@ -51,8 +50,6 @@ class Whole(Decoder):
 class Mix(Middleware):
     """It knows who sent what it adds up; unless it is the only one, that is noise without the other mixes' shares."""
 
-    _route: MixesRoute | OnionsRoute
-
     def __init__(
         self,
         name: str,
@@ -64,10 +61,7 @@ class Mix(Middleware):
     ) -> None:
         super().__init__(federation, keys, state, log, recorder)
         self._name, self._index = name, index(name)
-        self._route = self._own_route(federation)
-
-    def _own_route(self, federation: Federation) -> MixesRoute | OnionsRoute:
-        return only(federation.route, MixesRoute, "mixes")
+        self._route = only(federation.route, ByMixes, "mixes")  # type: ignore[type-abstract]
 
     def received(self, header: pb.RoundHeader) -> Coding:
         whole = header.farewell or self._has_data(header)

@@ -9,17 +9,15 @@ from fl_privacy.deploy import process
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
 from fl_privacy.routes.base import only
-from fl_privacy.routes.mixes import MixesRoute
-from fl_privacy.routes.onions import OnionsRoute
+from fl_privacy.routes.mixes import ByMixes
 
 from . import checked, onions
 from .adding import Mix
 
 
 def _kind(federation: Federation) -> type[Mix]:
-    if isinstance(federation.route, OnionsRoute):
-        return onions.OnionMix
-    return checked.CheckedMix if only(federation.route, MixesRoute, "mixes").checked else Mix
+    kinds: dict[str, type[Mix]] = {"adding": Mix, "signing": checked.CheckedMix, "onions": onions.OnionMix}
+    return kinds[only(federation.route, ByMixes, "mixes").service]  # type: ignore[type-abstract]
 
 
 def main() -> int:

@@ -104,9 +104,6 @@ class OnionMix(Mix):
         self._passing = asyncio.Lock()
         self._checking: tuple[str, Said] | None = None  # of the newest attempt
 
-    def _own_route(self, federation: Federation) -> OnionsRoute:
-        return only(federation.route, OnionsRoute, "mixes")
-
     def received(self, header: pb.RoundHeader) -> Coding:
         if header.farewell:
             return self.coding
@@ -176,7 +173,7 @@ class OnionMix(Mix):
         """The first mix has its batch; the others wait for what the one before them gives."""
         same = len({attempt.papers[client].keys for client in clients}) == 1
         require(
-            same, "keys: sites were given different ones, by which their onions could be told", "FAILED_PRECONDITION"
+            same, "keys: sites were given different ones, which would tell their onions apart", "FAILED_PRECONDITION"
         )
         if self._index:
             self._waiting[attempt.terms.name] = header

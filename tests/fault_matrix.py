@@ -15,7 +15,6 @@ SERVICE = "fl_privacy.round.service:Middleware"
 JOURNAL = "fl_privacy.round.journal:Journal"
 SHUFFLER, AGGREGATOR = "shuffler_app.service:Shuffler", "aggregator_app.service:Aggregator"
 AGGREGATING = "fl_privacy.round.aggregating:Aggregating"
-ONIONS = "shuffler_app.onions:OnionMix"
 MIX, CHECKED = "shuffler_app.adding:Mix", "shuffler_app.checked:CheckedMix"
 SITE, LOOP = "client_app.site:Site", "server_app.loop:Coordinator"
 
@@ -123,19 +122,6 @@ BY_MIXES: dict[str, tuple[Fault, ...]] = {
         Fault("answering", f"{CHECKED}.check", "before"),
     ),
 }
-BY_ONIONS: dict[str, tuple[Fault, ...]] = {
-    "mix of onions": (
-        Fault("opened", f"{JOURNAL}.open", "after"),
-        Fault("uploading", f"{SERVICE}._receive", "before"),
-        Fault("settling", f"{MIX}.settle", "before"),
-        Fault("release journalled", f"{JOURNAL}.release", "after"),
-        Fault("settled", f"{MIX}.settle", "after"),
-        Fault("batch journalled", f"{JOURNAL}.sign", "after"),
-        Fault("mixed", f"{ONIONS}._mixed", "after"),
-        Fault("taken", f"{ONIONS}.relay", "after"),
-        Fault("checking", f"{ONIONS}.check", "before"),
-    ),
-}
 # What only kits have, and then what they start in another way than the local engine.
 BY_KITS: dict[str, tuple[Fault, ...]] = {
     "gate": at_phases("gate"),
@@ -149,16 +135,13 @@ BY_KITS: dict[str, tuple[Fault, ...]] = {
 }
 BY_KITS_OF_SHARDS = {f"{process} in kits": faults for process, faults in BY_SHARDS.items()}
 BY_KITS_OF_RESIDENTS = {f"{process} in kits": faults for process, faults in BY_RESIDENTS.items()}
-FAULTS = (
-    BY_SHUFFLER | BY_SHARDS | BY_RESIDENTS | BY_MIXES | BY_ONIONS | BY_KITS | BY_KITS_OF_SHARDS | BY_KITS_OF_RESIDENTS
-)
+FAULTS = BY_SHUFFLER | BY_SHARDS | BY_RESIDENTS | BY_MIXES | BY_KITS | BY_KITS_OF_SHARDS | BY_KITS_OF_RESIDENTS
 # Which federation each process is killed in.
 WHERE = {
     **dict.fromkeys(BY_SHUFFLER, "shuffler"),
     **dict.fromkeys(BY_SHARDS, "shards"),
     **dict.fromkeys(BY_RESIDENTS, "residents"),
     **dict.fromkeys(BY_MIXES, "mixes"),
-    **dict.fromkeys(BY_ONIONS, "onions"),
     **dict.fromkeys(BY_KITS, "kits"),
     **dict.fromkeys(BY_KITS_OF_SHARDS, "kits of shards"),
     **dict.fromkeys(BY_KITS_OF_RESIDENTS, "kits of residents"),

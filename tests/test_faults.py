@@ -47,15 +47,12 @@ attempts: 5
 sites: {{count: 3, epsilon: 4}}
 rounds: {rounds}
 privatise: {{kind: ldp}}
-task: {{{task}partition: {{kind: dirichlet, alpha: 0.5}}, train: {{epochs: 1}}}}
+task: {{partition: {{kind: dirichlet, alpha: 0.5}}, train: {{epochs: 1}}}}
 """
 SHARDS = "route: {kind: shards, aggregators: 2, n_min: 2}\ncompress: {kind: dsc, p: 0.3}\n"
 RESIDENTS = SHARDS.replace("n_min", "placement: sites, n_min") + "evaluate: {by: sites, alone: false}\n"
 MIXES = "route: {kind: mixes, mixes: 3, trust: malicious, n_min: 2}\nencode: {kind: rns}\n"
-ONIONS = "route: {kind: onions, mixes: 2, trust: malicious, dummies: 100, n_min: 2}\n"
-ONIONS += "encode: {kind: rns, r: 1, form: published}\n"
-ADDED = {"shards": SHARDS, "residents": RESIDENTS, "mixes": MIXES, "onions": ONIONS}
-SMALL = {"onions": "hidden: [2], "}  # in a task whose model has to be small
+ADDED = {"shards": SHARDS, "residents": RESIDENTS, "mixes": MIXES}
 
 pytestmark = pytest.mark.e2e
 
@@ -138,7 +135,7 @@ def in_kits(federation: Federation, folder: Path) -> Run:
 def broken(faults: Sequence[Fault], where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Break a run, and check it; returns how many charges beyond one per round the site has that paid most."""
     rounds = SPACE * (len(faults) + 1)
-    config = CONFIG.format(rounds=rounds, task=SMALL.get(where, "")) + ADDED.get(where.removeprefix("kits of "), "")
+    config = CONFIG.format(rounds=rounds) + ADDED.get(where.removeprefix("kits of "), "")
     federation, expected = Federation.parse(config), unbroken(config)
     kits = where.startswith("kits")
     done = arm(faults, folder, monkeypatch, kits)

@@ -86,7 +86,7 @@ class Playing:
 @pytest.fixture(scope="module")
 def playing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playing]:
     folder = tmp_path_factory.mktemp("onions")
-    with chain(folder, federation({"trust": "malicious", "dummies": 60}, sites=3, deadline=60)) as made:
+    with chain(folder, federation({"trust": "malicious", "dummies": 60}, sites=3, deadline=120)) as made:
         found = Playing(made, (folder / "pki" / "ca" / "ca.pem").read_bytes())
         made.lies = found.lies
         yield found
@@ -168,7 +168,7 @@ def test_a_site_cannot_frame_a_mix(playing: Playing) -> None:
 @pytest.mark.parametrize("guilty", [0, 1])
 def test_a_mix_that_tampers_is_named_and_nobody_else(guilty: int, tmp_path: Path) -> None:
     """In every way, an attempt for each."""
-    checked = federation({"mixes": 2, "trust": "malicious", "dummies": 300}, sites=3, deadline=60)
+    checked = federation({"mixes": 2, "trust": "malicious", "dummies": 300}, sites=3, deadline=120)
     with chain(tmp_path, checked, {guilty: ",".join(CHEATS)}) as made:
         playing = Playing(made, (tmp_path / "pki" / "ca" / "ca.pem").read_bytes())
         for kind in CHEATS:

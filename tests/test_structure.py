@@ -183,8 +183,9 @@ ALLOWED = (
         "value.get('kind') in (None, old.get('kind'))",
         "merging YAML before it is a config: there is no choice to ask yet",
     ),
-    ("shuffler_app/adding.py", "only(federation.route, MixesRoute, 'mixes')", OWN_ROUTE),
-    ("shuffler_app/mix.py", "only(federation.route, MixesRoute, 'mixes')", OWN_ROUTE),
+    ("shuffler_app/adding.py", "only(federation.route, ByMixes, 'mixes')", OWN_ROUTE),
+    ("shuffler_app/mix.py", "only(federation.route, ByMixes, 'mixes')", OWN_ROUTE),
+    ("shuffler_app/onions.py", "only(federation.route, OnionsRoute, 'mixes')", OWN_ROUTE),
     ("shuffler_app/service.py", "only(federation.route, ShufflerRoute, 'shuffler')", OWN_ROUTE),
 )
 

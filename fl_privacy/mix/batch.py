@@ -15,8 +15,8 @@ from pydantic import Field
 
 from fl_privacy.crypto import sealing
 from fl_privacy.errors import require
+from fl_privacy.identity.signing import checker
 from fl_privacy.mix.evidence import Hex, Name, Paper
-from fl_privacy.round import statements
 
 MOST = 1 << 20  # bytes of a statement
 MEMBER = 800  # bytes of a site in the first mix's statement, at most
@@ -41,7 +41,7 @@ class Signed(Paper):
     def check(self, attempt: str, by: str, fingerprint: str | None) -> None:
         """Refuse what this party did not sign about this attempt with the key that the roster has for it."""
         require((self.attempt, self.by) == (attempt, by), f"statement: not of {by} in this attempt", DENIED)
-        key = statements.checker(bytes.fromhex(self.key), fingerprint, by)
+        key = checker(bytes.fromhex(self.key), fingerprint, by)
         sealing.verify(key, bytes.fromhex(self.signature), self.text())
 
 

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from fl_privacy.errors import ProtocolError
-from fl_privacy.identity.signing import fingerprint
+from fl_privacy.identity.signing import checker as checker
 
 OPENED, VOID = "opened", "void"
-UNTRUSTED = "PERMISSION_DENIED"
 
 
 def sign(key: ec.EllipticCurvePrivateKey, said: str, attempt: str, journal: str) -> bytes:
@@ -24,17 +22,6 @@ def sign(key: ec.EllipticCurvePrivateKey, said: str, attempt: str, journal: str)
 def public(key: ec.EllipticCurvePrivateKey) -> bytes:
     """The key that a statement is checked with, as it travels."""
     return key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
-def checker(public: bytes, wanted: str | None, who: str) -> ec.EllipticCurvePublicKey:
-    """The key of a party, which must be the one that the roster has for it."""
-    try:
-        key = serialization.load_der_public_key(public)
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePublicKey) or fingerprint(key) != wanted:
-        raise ProtocolError(UNTRUSTED, f"{who}: signs with another key than the roster has for it")
-    return key
 
 
 def holds(key: ec.EllipticCurvePublicKey, said: str, attempt: str, journal: str, signature: bytes) -> bool:

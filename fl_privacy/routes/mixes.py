@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -35,7 +36,90 @@ MEMBER = 640  # bytes of a site in a mix's signed sum, at most: its commitment a
 PAPERS = 4096  # bytes per site and mix of what a check adds, about: commitment, nonce and answers
 
 
-class MixesRoute(Route):
+class ByMixes(Route):
+    """What routes over mixes have in common for the ends at sites, mixes and server."""
+
+    kind: str = "mixes"
+    mixes: int = 3
+    n_min: int = 3
+
+    shows: ClassVar[str] = "sum"
+    carries_counts: ClassVar[bool] = True
+
+    @property
+    def service(self) -> str:
+        """What a mix does: it adds up, signs its sums, or opens onions."""
+        return "adding"
+
+    @property
+    def floor(self) -> int:
+        return self.n_min
+
+    @property
+    def needed(self) -> int:
+        """The fewest mixes of an attempt."""
+        return self.mixes
+
+    @property
+    def checked(self) -> bool:
+        """Whether what the mixes give is checked before it counts."""
+        return False
+
+    @property
+    def masks(self) -> int:
+        """Numbers that a part carries besides the update."""
+        return 0
+
+    def parties(self) -> list[tuple[str, str]]:
+        return [("mix", name) for name in self.middleware()]
+
+    def middleware(self) -> list[str]:
+        return [f"mix-{k}" for k in range(self.mixes)]
+
+    def taking_part(self, number: int, farewell: int = 0) -> tuple[int, ...]:
+        """The mixes of attempt `number` at a round."""
+        return tuple(range(self.mixes))
+
+    def next_number(self, number: int, here: set[int]) -> int:
+        """The next attempt whose mixes are all here; 0 if there is none."""
+        return 0
+
+    def data_mix(self, number: int, round: int) -> int:
+        """The mix that gets data, where the others get 32 bytes."""
+        return 0
+
+    def coding(self, federation: Federation) -> Modular:
+        coding = federation.coding
+        assert isinstance(coding, Modular)
+        return coding
+
+    def columns(self, federation: Federation, parameters: int) -> int:
+        """Numbers per modulus in a part."""
+        return self.coding(federation).columns(parameters) + self.masks
+
+    @abstractmethod
+    def share_length(self, federation: Federation, parameters: int) -> int:
+        """Numbers in the part that is data."""
+
+    def problems(self, federation: Federation) -> Iterator[str]:
+        yield from super().problems(federation)
+        if federation.combine.weights != "equal":
+            weights = federation.combine.weights
+            yield f"combine.weights: {weights!r} needs single updates, and mixes give a sum; use equal"
+        taken = set(self.middleware()) & set(federation.site_names)
+        if taken:
+            yield f"sites: {sorted(taken)[0]!r} is the name of a mix; give the site another one"
+
+    def once(self, federation: Federation, parameters: int) -> list[Cost]:
+        n, d, k, coding = len(federation.sites), parameters, self.mixes, federation.coding
+        return [
+            cost(coding, "server", 1, 3 * k, models=(0, d), updates=(0, 0)),
+            cost(coding, "mix", k, 2 * n + 3, models=(d // k, n * d // k), updates=(0, 0)),
+            cost(coding, "site", n, 2 * k, models=(d, 0), updates=(0, 0)),
+        ]
+
+
+class MixesRoute(ByMixes):
     """Sites send shares of their encoded updates to mixes, and the server adds up the mixes' sums."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -51,17 +135,14 @@ class MixesRoute(Route):
     mixes_needed: int = Field(0, ge=0, description="a retry may use as few mixes; default (0): all of them")
     n_min: int = Field(3, ge=2, description="fewest organisations whose updates may be added up and released together")
 
-    shows: ClassVar[str] = "sum"
-    carries_counts: ClassVar[bool] = True
+    @property
+    def service(self) -> str:
+        return "signing" if self.checked else "adding"
 
     @property
     def exchanges(self) -> tuple[str, ...]:
         """Settled, collected and confirmed: the sums come after the settlement, and are checked before they count."""
         return ("open", "collect", "settle", "collect", *(["check"] if self.checked else []), "settle")
-
-    @property
-    def floor(self) -> int:
-        return self.n_min
 
     @property
     def needed(self) -> int:
@@ -81,12 +162,6 @@ class MixesRoute(Route):
     def masks(self) -> int:
         """Mask numbers that a share carries besides the update."""
         return check.CHALLENGES if self.checked else 0
-
-    def parties(self) -> list[tuple[str, str]]:
-        return [("mix", name) for name in self.middleware()]
-
-    def middleware(self) -> list[str]:
-        return [f"mix-{k}" for k in range(self.mixes)]
 
     @cached_property
     def _sets(self) -> list[tuple[int, ...]]:
@@ -113,15 +188,6 @@ class MixesRoute(Route):
         chosen = self.taking_part(number)
         return chosen[round % len(chosen)]
 
-    def coding(self, federation: Federation) -> Modular:
-        coding = federation.coding
-        assert isinstance(coding, Modular)
-        return coding
-
-    def columns(self, federation: Federation, parameters: int) -> int:
-        """Numbers per modulus in a share."""
-        return self.coding(federation).columns(parameters) + self.masks
-
     def share_length(self, federation: Federation, parameters: int) -> int:
         """Words in the share that is no seed."""
         return words(self.coding(federation).moduli, self.columns(federation, parameters))
@@ -135,9 +201,6 @@ class MixesRoute(Route):
         elif coding.form != CARRY_SAFE and self.trust_in != "trusted":
             fix = "use form: carry-safe, or trust: trusted"
             yield f"encode.form: {coding.form} shows sums of residues, and sums of shares say nothing; {fix}"
-        if federation.combine.weights != "equal":
-            weights = federation.combine.weights
-            yield f"combine.weights: {weights!r} needs single updates, and mixes give a sum; use equal"
         if (self.trust_in == "trusted") != (self.mixes == 1):
             many = "one mix sees every update" if self.mixes == 1 else f"{self.mixes} mixes get shares"
             fix = "trusted" if self.mixes == 1 else "semi-honest or malicious, or mixes: 1"
@@ -145,9 +208,6 @@ class MixesRoute(Route):
         if self.needed < self.mixes and federation.quorum < federation.cohort:
             why = "two sets of mixes could release sums over different sites for one model"
             yield f"quorum: with route.mixes_needed {self.needed} of {self.mixes}, {why}; set quorum to the cohort"
-        taken = set(self.middleware()) & set(federation.site_names)
-        if taken:
-            yield f"sites: {sorted(taken)[0]!r} is the name of a mix; give the site another one"
         if self.checked and len(federation.sites) > self.most_checked:
             many = f"up to {self.most_checked} sites with {self.mixes} mixes, and there are {len(federation.sites)}"
             yield f"route.trust: malicious supports {many}"
@@ -185,14 +245,6 @@ class MixesRoute(Route):
             moving(server, total, 0, d, 0),
             replace(moving(mix, n * up // k, share, n * d // k, d), observed=n * d if k == 1 else 0),
             moving(site, 0, up, 0, d),
-        ]
-
-    def once(self, federation: Federation, parameters: int) -> list[Cost]:
-        n, d, k, coding = len(federation.sites), parameters, self.mixes, federation.coding
-        return [
-            cost(coding, "server", 1, 3 * k, models=(0, d), updates=(0, 0)),
-            cost(coding, "mix", k, 2 * n + 3, models=(d // k, n * d // k), updates=(0, 0)),
-            cost(coding, "site", n, 2 * k, models=(d, 0), updates=(0, 0)),
         ]
 
     def foretell(self, federation: Federation, parameters: int) -> Foretold:

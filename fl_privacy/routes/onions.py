@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
@@ -22,8 +22,8 @@ from fl_privacy.mix.batch import MEMBER, MOST
 from fl_privacy.mix.dummies import MESSAGE
 from fl_privacy.rns.coding import PUBLISHED, Modular
 from fl_privacy.rns.residues import Residues
-from fl_privacy.routes.base import Route, ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, tickets
-from fl_privacy.routes.mixes import MOST_MIXES, SEED_BYTES, moving
+from fl_privacy.routes.base import ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, tickets
+from fl_privacy.routes.mixes import MOST_MIXES, SEED_BYTES, ByMixes, moving
 from fl_privacy.steps.base import Foretold
 from fl_privacy.theory.cost import Cost, cost
 
@@ -37,7 +37,7 @@ STATEMENT = 700  # bytes of what a mix signs about its batch, about
 MOST_SITES = MOST // MEMBER - 1  # whose statements are in that of the first mix
 
 
-class OnionsRoute(Route):
+class OnionsRoute(ByMixes):
     """Sites send bits as onions through a chain of mixes, and the server counts them. For small models."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -55,24 +55,15 @@ class OnionsRoute(Route):
     n_min: int = Field(3, ge=2, description="fewest organisations whose updates may be mixed and released together")
     force: bool = Field(False, description=f"send more than {MOST_ONIONS:,} onions per round")
 
-    shows: ClassVar[str] = "sum"
-    carries_counts: ClassVar[bool] = True
-    masks: ClassVar[int] = 0  # numbers that a part carries besides the update
+    @property
+    def service(self) -> str:
+        return "onions"
 
     @property
     def exchanges(self) -> tuple[str, ...]:
         """The batch comes from the first mix, and goes through every other one; then the dummies are checked."""
         check = ["check"] if self.checked else []
         return ("open", "collect", "settle", "relay", "collect", *check, "settle")
-
-    @property
-    def floor(self) -> int:
-        return self.n_min
-
-    @property
-    def needed(self) -> int:
-        """Every mix takes part: another chain over the same updates would show more of them."""
-        return self.mixes
 
     @property
     def checked(self) -> bool:
@@ -83,31 +74,6 @@ class OnionsRoute(Route):
         """Of each site: together enough, also if only the quorum sends."""
         whole = self.dummies or onion.decoys(1)
         return -(-whole // federation.quorum) if self.checked else 0
-
-    def parties(self) -> list[tuple[str, str]]:
-        return [("mix", name) for name in self.middleware()]
-
-    def middleware(self) -> list[str]:
-        return [f"mix-{k}" for k in range(self.mixes)]
-
-    def taking_part(self, number: int, farewell: int = 0) -> tuple[int, ...]:
-        return tuple(range(self.mixes))
-
-    def next_number(self, number: int, here: set[int]) -> int:
-        """No attempt does without a mix."""
-        return 0
-
-    def data_mix(self, number: int, round: int) -> int:
-        """The first mix gets the onions; the others learn only that a site takes part."""
-        return 0
-
-    def coding(self, federation: Federation) -> Modular:
-        coding = federation.coding
-        assert isinstance(coding, Modular)
-        return coding
-
-    def columns(self, federation: Federation, parameters: int) -> int:
-        return self.coding(federation).columns(parameters)
 
     def onions(self, federation: Federation, parameters: int) -> int:
         """Of one site in a round."""
@@ -136,16 +102,10 @@ class OnionsRoute(Route):
         if not isinstance(coding, Modular) or coding.form != PUBLISHED:
             why = "whoever gets shuffled bits counts them, so sums of residues are released as integers"
             yield f"encode: route onions sends single bits, and {why}; use encode: {{kind: rns, form: published}}"
-        if federation.combine.weights != "equal":
-            weights = federation.combine.weights
-            yield f"combine.weights: {weights!r} needs single updates, and bits are counted; use equal"
         if self.dummies and not self.checked:
             yield "route.dummies: nobody checks them with trust: semi-honest; set trust: malicious, or remove them"
         if self.checked and len(federation.sites) > MOST_SITES:
             yield f"route.trust: malicious supports up to {MOST_SITES} sites, and there are {len(federation.sites)}"
-        taken = set(self.middleware()) & set(federation.site_names)
-        if taken:
-            yield f"sites: {sorted(taken)[0]!r} is the name of a mix; give the site another one"
 
     def trust(self, federation: Federation) -> list[Trust]:
         learn = "which bits are whose, and together with the server every update"
@@ -176,14 +136,6 @@ class OnionsRoute(Route):
             replace(moving(server, sum(batches[1:]) + proof, sum(batches[1:k]) + proof, d, 0), observed=0),
             replace(moving(mix, taken + n * seeds // k, given, n * d // k, d), observed=0),
             moving(site, 0, batches[0] // n + seeds, 0, d),
-        ]
-
-    def once(self, federation: Federation, parameters: int) -> list[Cost]:
-        n, d, k, coding = len(federation.sites), parameters, self.mixes, federation.coding
-        return [
-            cost(coding, "server", 1, 3 * k, models=(0, d), updates=(0, 0)),
-            cost(coding, "mix", k, 2 * n + 3, models=(d // k, n * d // k), updates=(0, 0)),
-            cost(coding, "site", n, 2 * k, models=(d, 0), updates=(0, 0)),
         ]
 
     def foretell(self, federation: Federation, parameters: int) -> Foretold:

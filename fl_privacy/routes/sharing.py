@@ -33,8 +33,7 @@ from fl_privacy.wire import client, federation_pb2 as pb, rpc
 
 if TYPE_CHECKING:
     from fl_privacy.routes.base import SiteSeat
-    from fl_privacy.routes.mixes import MixesRoute
-    from fl_privacy.routes.onions import OnionsRoute
+    from fl_privacy.routes.mixes import ByMixes
 
 TURN = 1.0  # seconds that a fetch waits at a mix if the round may open without it
 
@@ -64,7 +63,7 @@ class Part:
 class Sharing(Member):
     """One site of a run."""
 
-    def __init__(self, route: MixesRoute | OnionsRoute, seat: SiteSeat) -> None:
+    def __init__(self, route: ByMixes, seat: SiteSeat) -> None:
         super().__init__(seat, FromOne(seat.layout.size))
         self._route, self._coding = route, seat.federation.coding
         self._chosen: tuple[int, ...] = ()

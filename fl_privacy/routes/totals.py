@@ -25,8 +25,7 @@ from fl_privacy.wire import client, rpc
 from fl_privacy.wire.client import counts_in, explain
 
 if TYPE_CHECKING:
-    from fl_privacy.routes.mixes import MixesRoute
-    from fl_privacy.routes.onions import OnionsRoute
+    from fl_privacy.routes.mixes import ByMixes
 
 PROBE = 5.0  # seconds for a mix to say that it is there
 
@@ -74,7 +73,7 @@ def _answers(stub: rpc.Stub) -> bool:
 class AtServer:
     """The server sees who was counted, the sum of every mix, and what these add up to."""
 
-    def __init__(self, route: MixesRoute | OnionsRoute, seat: ServerSeat) -> None:
+    def __init__(self, route: ByMixes, seat: ServerSeat) -> None:
         self._route, self._federation, self._size = route, seat.federation, seat.layout.size
         self._coding = route.coding(seat.federation)
         self._columns = route.columns(seat.federation, self._size)
