@@ -109,6 +109,15 @@ class TestFile:
             # The generated file mounts only the data it was given, and the engine copies the run out of the container.
             assert set(service["volumes"][3:] if name == "init" else service["volumes"]) <= set(ours["volumes"]), name
 
+    @pytest.mark.parametrize("config", ["rns", "mixes", "onions"])
+    def test_every_mix_is_a_service_that_sites_and_server_wait_for(self, config: str) -> None:
+        federation = Federation.load(ROOT / "configs" / f"{config}.yaml")
+        made = compose.document(federation, Path("/f.yaml"), "image", "a-run")["services"]
+        mixes = {name for _, name in federation.route.parties()}
+        assert set(made) == {"init", "superlink", "server", *mixes, *federation.site_names}
+        for name in ("server", *federation.site_names):
+            assert mixes <= set(made[name]["depends_on"])
+
     def test_a_federation_that_does_not_fit_is_refused_with_what_does(self, tmp_path: Path) -> None:
         for name in ("superlink", "server", "shuffler", "site-0", "site-1"):
             (tmp_path / name).mkdir()

@@ -52,3 +52,16 @@ def test_the_example_learns_and_no_two_mixes_hold_an_update(tmp_path: Path) -> N
                 statistic = ((np.bincount(row, minlength=m) - expected) ** 2 / expected).sum()
                 assert statistic < (m - 1) + 4.9 * (2 * (m - 1)) ** 0.5 + 10
     assert {rows.dtype for rows in held.values()} == {np.dtype("u1"), np.dtype("<u4")}
+
+
+@pytest.mark.timeout(600)
+def test_one_trusted_mix_is_as_accurate(tmp_path: Path) -> None:
+    """`fl-privacy up configs/rns.yaml`: the server gets a sum and no update."""
+    federation = Federation.load(CONFIG.with_name("rns.yaml"))
+    result = up(federation, "simulation", tmp_path)
+    assert result.status == "completed", result.reason
+    assert result.accuracy is not None
+    assert result.accuracy > 0.9
+    seen = open_run(Path(result.path)).view("server").round(1).arrays
+    assert "sum-mix-0" in seen
+    assert "updates" not in seen
