@@ -55,6 +55,7 @@ REASONS = {
 }
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 DEEPEST = 50  # level of YAML
+MOST_VALUES = 1_000_000  # with aliases written out
 MOST = 8  # problems in one message
 LONGEST = 60  # characters of a value
 
@@ -101,12 +102,24 @@ def mapping(text: str, source: str, page: str = "docs/config.md") -> dict[str, A
 
 
 def _check_depth(text: str, source: str) -> None:
-    """Loaders recurse, and libyaml's without a limit of its own."""
-    depth = 0
+    """Loaders recurse, and libyaml's without a limit of its own; aliases of aliases grow when they are written out."""
+    sizes = dict[str, int]()  # of anchors, in values
+    above: list[tuple[str | None, int]] = []  # of the collections around: their anchor, and values before them
+    count = 0
     for event in yaml.parse(text, Loader=LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = above.pop()
+            sizes |= {} if anchor is None else {anchor: count - before}
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.AliasEvent) and any(event.anchor == anchor for anchor, _ in above):
+                raise ConfigError(f"{source}: not YAML of ours: {event.anchor!r} contains itself")
+            count += sizes.get(event.anchor or "", 1) if isinstance(event, yaml.AliasEvent) else 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                above.append((event.anchor, count - 1))
+        if len(above) > DEEPEST:
             raise ConfigError(f"{source}: not YAML of ours: it has more than {DEEPEST} levels")
+        if count > MOST_VALUES:
+            raise ConfigError(f"{source}: not YAML of ours: it has more than {MOST_VALUES:,} values")
 
 
 def validated(model: type[M], values: dict[str, Any], source: str, extra: Literal["forbid"] | None = None) -> M:

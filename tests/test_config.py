@@ -64,6 +64,16 @@ def test_a_config_of_too_many_levels_is_refused(opening: str) -> None:
         Federation.parse(opening * 100_000)
 
 
+def test_a_config_that_aliases_make_endless_is_refused() -> None:
+    lists = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    with pytest.raises(ConfigError, match="more than 1,000,000 values"):
+        Federation.parse("\n".join(["a0: &a0 [x]", *lists]))
+    with pytest.raises(ConfigError, match="'a' contains itself"):
+        Federation.parse("sites: 3\ntask: {options: &a [*a]}")
+    aliased = Federation.parse("sites: 3\ntask: {options: &none {}, partition: *none}")
+    assert aliased.task.partition == Federation.parse("sites: 3").task.partition
+
+
 @pytest.mark.parametrize(("written", "shown"), [("0", "0"), ("100001", "100001"), ("often", "'often'"), ("1.5", "1.5")])
 def test_rounds_per_message_is_refused_in_plain_words(written: str, shown: str) -> None:
     with pytest.raises(ConfigError) as error:

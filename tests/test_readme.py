@@ -58,3 +58,7 @@ def test_the_snippet_in_the_readme_runs(demo: tuple[str, Path]) -> None:
 def test_every_link_in_the_readme_points_to_a_file() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_the_second_section_is_about_the_reader_s_own_data() -> None:
+    assert re.findall(r"^## (.*)", README, flags=re.M)[:2] == ["Two commands", "Your own data and model"]

@@ -37,7 +37,8 @@ FLOATS = DATA.format(f"({X}, np.arange(8) % 2 * 1.0), ({X}, np.arange(8) % 2 * 1
 RECORDS = DATA.format(f"({X}, np.arange(8) % 2), ({X}, np.arange(8) % 2)")
 ONE = "    def model(self):\n        return nn.Linear(2, 1)\n"
 NET = "    def model(self):\n        class Net(nn.Module):\n            def __init__(self):\n"
-NET += "                super().__init__()\n                {}\n            def forward(self, x):\n                return {}\n        return Net()\n"
+NET += "                super().__init__()\n                {}\n"
+NET += "            def forward(self, x):\n                return {}\n        return Net()\n"
 PLAIN = "self.a = nn.Linear(2, 2)"
 
 
