@@ -66,7 +66,8 @@ def text_of(path: str | Path, what: str = "config") -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = f"({getattr(error, 'strerror', None) or error}){_near(Path(path))}"
+        near = _near(Path(path)) if isinstance(error, OSError) else "; save it as UTF-8"
+        reason = f"({getattr(error, 'strerror', None) or error}){near}"
         raise ConfigError(f"{what} {path}: cannot be read {reason}") from None
 
 

@@ -385,6 +385,9 @@ def test_a_dataset_is_refused_before_it_fills_the_memory(monkeypatch: pytest.Mon
         dataset_of(Pairs(10**6), "task.py:1")
     with pytest.raises(DataError, match="return fewer or smaller ones"):
         dataset_of(forever(), "task.py:1")
+    many = np.broadcast_to(np.zeros((1, 4), np.uint8), (10**6, 4)), np.broadcast_to(np.int64(0), 10**6)
+    with pytest.raises(DataError, match=r"^task\.py:1: 1,000,000 of them need"):
+        dataset_of(many, "task.py:1")
 
 
 def test_rows_of_a_dataset_have_one_shape_and_the_widest_type() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fl_privacy.errors import FederationError
 from fl_privacy.tasks.catalog import MODELS
+from fl_privacy.tasks.train import drawing
 
 HIDDEN = (64,)
 LENET_SIDE = 32
@@ -45,9 +46,8 @@ def build(
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A new model with weights that the seed determines; torch's global generator is not affected."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    """A new model with weights that the seed determines; global generators are not affected."""
+    with drawing(seed, torch.device("cpu")):
         return make()
 
 

@@ -20,12 +20,24 @@ def read(pairs: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """All records and labels. Only indices below the length are asked for, as a Dataset promises them."""
     count = len(pairs) if hasattr(pairs, "__len__") else None
     each = (pairs[at] for at in range(count)) if count is not None and hasattr(pairs, "__getitem__") else iter(pairs)
-    limit = int(psutil.virtual_memory().available * SHARE)
+    limit = _limit()
     x, y = _Column(count, limit, f"{where}: records"), _Column(count, limit, f"{where}: labels")
     for at, (record, label) in enumerate(_pairs(each, where)):
         x.put(at, record)
         y.put(at, label)
     return x.filled, y.filled
+
+
+def check_room(needed: int, what: str, limit: int | None = None) -> None:
+    """Refuse to take more memory than half of what is free."""
+    limit = _limit() if limit is None else limit
+    if needed > limit:
+        sizes = f"need {needed / 2**30:.1f} GiB, and half of the free memory is {limit / 2**30:.1f} GiB"
+        raise DataError(f"{what} {sizes}; return fewer or smaller ones")
+
+
+def _limit() -> int:
+    return int(psutil.virtual_memory().available * SHARE)
 
 
 def _pairs(each: Iterator[Any], where: str) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
@@ -58,11 +70,8 @@ class _Column:
 
     def _room(self, more: int, row: NDArray[Any]) -> NDArray[Any]:
         """Refused before the memory is taken: the machine has other work too."""
-        needed = (len(self._rows) + more) * row.nbytes
-        if needed > self._limit:
-            size = f"{len(self._rows) + more:,} of {row.nbytes:,} bytes need {needed / 2**30:.1f} GiB"
-            has = f"half of the free memory is {self._limit / 2**30:.1f} GiB"
-            raise DataError(f"{self._where}: {size}, and {has}; return fewer or smaller ones")
+        count = len(self._rows) + more
+        check_room(count * row.nbytes, f"{self._where}: {count:,} of {row.nbytes:,} bytes", self._limit)
         return np.empty((more, *row.shape), row.dtype)
 
     @property

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fl_privacy.errors import DataError
 from fl_privacy.tasks.data import Dataset, Parts
-from fl_privacy.tasks.reader import read
+from fl_privacy.tasks.reader import check_room, read
 
 RETURN = "return ((x, y), (x, y)), training and held-out records, or two PyTorch Datasets"
 NAMES = ("training records", "held-out records")
@@ -64,7 +64,7 @@ def _array(values: Any, where: str) -> NDArray[Any]:
 def _inputs(x: NDArray[Any], where: str) -> NDArray[Any]:
     """Numbers as float32; whole numbers stay whole, for models that look tokens up."""
     if _whole(x):
-        return x.astype(np.int64)
+        return _converted(x, np.int64, where)
     if not np.issubdtype(x.dtype, np.floating):
         raise DataError(f"{where}: records are of type {x.dtype}; give numbers")
     if not np.isfinite(x).all():
@@ -83,7 +83,7 @@ def _labels(y: NDArray[Any], where: str) -> NDArray[Any]:
     if _whole(y):
         if len(y) and int(y.min()) < 0:
             raise DataError(f"{where}: label {int(y.min())} is negative; classes count from 0")
-        return y.astype(np.int64)
+        return _converted(y, np.int64, where)
     if not np.issubdtype(y.dtype, np.floating):
         raise DataError(f"{where}: labels are of type {y.dtype}; give classes (integers from 0) or numbers (floats)")
     if not np.isfinite(y).all():
@@ -94,8 +94,15 @@ def _labels(y: NDArray[Any], where: str) -> NDArray[Any]:
 
 def _single(values: NDArray[Any], where: str) -> NDArray[np.float32]:
     """Finite numbers in the precision of a model."""
-    with np.errstate(over="ignore"):
-        made = values.astype(np.float32)
+    made = _converted(values, np.float32, where)
     if not np.isfinite(made).all():
         raise DataError(f"{where}: a number is too large for float32; scale it")
     return made
+
+
+def _converted(values: NDArray[Any], kind: type[Any], where: str) -> NDArray[Any]:
+    """In this type; refused where a copy would fill the memory, which bytes as integers of 64 bits soon do."""
+    needed = 0 if values.dtype == kind else values.size * np.dtype(kind).itemsize
+    check_room(needed, f"{where}: {len(values):,} of them")
+    with np.errstate(over="ignore"):
+        return values.astype(kind, copy=False)

@@ -82,7 +82,7 @@ class Workload:
         folder = self.federation.site(site).data or self._folder
         with self.theirs(f"data of site {site!r}", "data"):
             if self.federation.task.is_own and folder is None and self.task.needs_data:
-                raise DataError(f"data: {site} has no folder; set `data` of the site, --data-dir or FL_PRIVACY_DATA")
+                raise DataError(f"data: {site} has no folder; set `data` (for a kit, in kit.yaml) or --data-dir")
             found = parts_of(self.task.data(site, folder), code.place(self.task, "data"))  # type: ignore[arg-type]
         if self.federation.task.is_own:
             self._check_labels(found.train)
