@@ -50,7 +50,8 @@ def provision(
     if services:
         federation, wanted = compose.addressed(federation), compose.mounted(federation, out_dir)
     authority = None if pki is None else Authority.open(pki) if sign else Anchor.read(pki)
-    made = write(federation, out_dir, authority, sign, Choices(data=data, runs=runs), wanted)
+    choices = Choices(data=data, runs=runs, named_data=sign and not services)
+    made = write(federation, out_dir, authority, sign, choices, wanted)
     kept = [str(file) for path in made for file in kit_files.kept(Folder.open(path))]
     lines = [f"{len(made)} kits are in {out_dir}; each has a README.md for its machine", *_kept(kept)]
     lines += [] if sign else ["next           in each kit: fl-privacy pki request KIT"]

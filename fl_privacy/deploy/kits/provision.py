@@ -34,6 +34,7 @@ class Choices:
 
     metrics: Address | None = METRICS
     data: Path | None = None
+    named_data: bool = False  # where it is not given, a site's kit reads the folder that the config names: for trials
     runs: Path = Path("runs")
 
 
@@ -107,9 +108,15 @@ def _kit(federation: Federation, hosts: Hosts, role: str, name: str, choices: Ch
         middleware=dialled(federation, known, name, "middleware"),
         evaluator=next(iter(evaluator), None),
         metrics=choices.metrics,
-        data=choices.data if known.data else None,
+        data=_data(federation, name, known.has_node, choices) if known.data else None,
         runs=choices.runs,
     )
+
+
+def _data(federation: Federation, name: str, is_site: bool, choices: Choices) -> Path | None:
+    """The folder to read; of a site's in the config only in a trial, because a site decides for itself."""
+    named = federation.site(name).data if is_site and choices.named_data else None
+    return choices.data or named
 
 
 def _listen(address: Address) -> Address:
