@@ -241,9 +241,9 @@ def test_a_model_that_gives_no_numbers_costs_a_site_its_evaluation_not_the_round
     here = Alone(LOCAL, tmp_path)
     site = here.site("site-0")
     site._train = lambda model, at, private: model  # type: ignore[method-assign] # it would not train either
-    parcel = site.parcel(here.at(1), np.full(site.parameters, np.nan, np.float32))
+    parcel = site.parcel(here.at(1), np.full(site._work.layout.size, np.nan, np.float32))
     assert parcel.counts is None
-    assert parcel.payload.size == site.parameters
+    assert parcel.payload.size == site._work.layout.size
 
 
 def test_a_middleware_cannot_choose_the_run_under_whose_name_a_site_writes(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_an_evaluation_takes_no_budget_from_the_updates_of_the_run(tmp_path: Pat
     parcels = [site.parcel(here.at(round), model) for round in (1, 2, 3, 4)]
     parcels.append(site.parcel(here.at(5, farewell=4), model))
     assert [parcel.counts is not None for parcel in parcels] == [True, True, False, False, False]
-    assert [parcel.payload.size for parcel in parcels] == [site.parameters] * 4 + [0]
+    assert [parcel.payload.size for parcel in parcels] == [site._work.layout.size] * 4 + [0]
     assert open_ledger(here.federation, "site-0", tmp_path / "site-0").spent() == pytest.approx(enough, abs=1e-3)
 
 
