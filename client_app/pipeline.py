@@ -18,6 +18,7 @@ class Pipeline:
         self.guard: Guard = seat.federation.privatise.start(seat)
         rest = [step.start(seat) for step in seat.federation.steps[1:]]
         self._steps, self._state = [self.guard, *rest], seat.state
+        self._beside = seat.federation.combine.start(seat)
 
     def inward(self, model: Vector, at: At, held: Sequence[bytes] = ()) -> Vector:
         """The model as this site trains it. The steps continue from the last round that this site took part in.
@@ -41,7 +42,7 @@ class Pipeline:
             saved, state = self._saved(slot, at), step.state()
             if saved is not None and state:
                 saved.save(at.round, state)
-        return payload
+        return self._beside.outward(payload, at)
 
     def notes(self) -> dict[str, Mapping[str, Any]]:
         """By slot, what the site logs of the update that just left."""

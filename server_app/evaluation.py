@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from .strategy import MODEL, Models
 
 CALL = 600.0
 PATIENCE = 30.0
+ALL: Mapping[str, str] = {}  # all sites have the one model
 
 
 class Evaluation:
@@ -31,8 +32,11 @@ class Evaluation:
     initial: Models
     heads: Sequence[bytes] = ()  # of what another party recorded, newest last
 
-    def now(self, run: str, round: int, models: Models) -> Scores | None:
-        """The scores of a round's model; None if there are none, or they come later, with the sites' counts."""
+    def now(self, run: str, round: int, models: Models, holders: Mapping[str, str] = ALL) -> Scores | None:
+        """The scores of a round's model; None if there are none, or they come later, with the sites' counts.
+
+        `holders` says by site which of several models it has.
+        """
         raise NotImplementedError
 
     def wanted(self, round: int, final: bool = False) -> int:
@@ -51,11 +55,13 @@ class Local(Evaluation):
         self._federation, self._work = federation, Workload(federation, data_dir)
         self.initial = {MODEL: initial(federation)}
 
-    def now(self, run: str, round: int, models: Models) -> Scores | None:
-        """Of several models, the mean over them."""
+    def now(self, run: str, round: int, models: Models, holders: Mapping[str, str] = ALL) -> Scores | None:
+        """Of several models, the mean over them, or over the sites that have them."""
         if not due(self._federation, round):
             return None
-        found = [self._work.evaluate(model) for model in models.values()]
+        wanted = set(holders.values()) or models.keys()
+        by_name = {name: self._work.evaluate(models[name]) for name in sorted(wanted)}
+        found = [by_name[name] for name in holders.values()] or list(by_name.values())
         return Scores(**vars(found[0] if len(found) == 1 else mean(found)))
 
 
@@ -65,7 +71,7 @@ class Remote(Evaluation):
     def __init__(self, stub: Stub) -> None:
         self._stub, self.initial = stub, {}
 
-    def now(self, run: str, round: int, models: Models) -> Scores | None:
+    def now(self, run: str, round: int, models: Models, holders: Mapping[str, str] = ALL) -> Scores | None:
         request = pb.EvaluateRequest(run=run, round=round)
         reply = patiently(lambda: self._stub.evaluate(request, timeout=CALL), time.monotonic() + PATIENCE)
         self.heads = [bytes(reply.head)] if reply.head else []
@@ -91,7 +97,7 @@ class AtSites(Evaluation):
     def heads(self) -> Sequence[bytes]:  # type: ignore[override]
         return self._seeding.heads if self._seeding else ()
 
-    def now(self, run: str, round: int, models: Models) -> None:
+    def now(self, run: str, round: int, models: Models, holders: Mapping[str, str] = ALL) -> None:
         if self._seeding is not None and (round == 0 or self._joins):
             self._seeding.now(run, round, models)
 

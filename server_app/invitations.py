@@ -35,7 +35,7 @@ class Invitations:
         self._attempt = ""
         self._looked = 0.0
 
-    def invite(self, ask: Ask, model: Vector | None = None) -> None:
+    def invite(self, ask: Ask, model: Vector | None = None, place: str = "") -> None:
         """Make sure that every site of the cohort holds a ticket for this round."""
         if ask.attempt != self._attempt:
             self._attempt, self._settled = ask.attempt, set()
@@ -48,7 +48,8 @@ class Invitations:
         if last >= self._federation.rounds:
             last = max(ask.round, self._last)
         terms = "" if model is None else ask.terms.to_json()
-        ticket = Ticket(run=ask.run, federation=self._federation.digest, first=ask.round, last=last, terms=terms)
+        names = {"run": ask.run, "federation": self._federation.digest}
+        ticket = Ticket(**names, first=ask.round, last=last, terms=terms, place=place)
         self._nodes.send(wanted, ticket.model_dump(), model)
         self._held |= dict.fromkeys(wanted, (last, now + LIFE))
 

@@ -24,7 +24,7 @@ from fl_privacy.round.checkpoints import Arrays, Checkpoints
 from fl_privacy.routes.base import Ask, Held, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
-from fl_privacy.transcript.events import VOID, Event, Farewell, Invited, filed
+from fl_privacy.transcript.events import VOID, Clustered, Decision, Event, Farewell, Invited, filed
 from fl_privacy.transcript.files import read_log
 from fl_privacy.transcript.run import METRICS
 from fl_privacy.wire import rpc
@@ -63,6 +63,7 @@ class Coordinator:
         self.keys = Keyring(plan.keys)
         place = self.federation, self.layout, self.keys, plan.middleware, self.invitations
         own: dict[str, Any] = {"views": plan.run_dir / "views", "initial": partial(initial, self.federation)}
+        own["holders"] = lambda: self.strategy.holders
         seat = ServerSeat(*place, held=lambda: Held(self.models, self.kept), **own)
         self.route = self.federation.route.server(seat)
         self.evaluation = self._make_evaluation()
@@ -156,9 +157,12 @@ class Coordinator:
         began = time.monotonic()
         counts = 0 if self.board.has(round - 1) else self.evaluation.wanted(round - 1)
         ask, outcome = self._attempts(round, self.strategy.cohort(round, self.nodes.present()), counts=counts)
+        grouped = self._grouped(outcome)
         self._record(ask, outcome)
         self._score(round - 1, outcome)
-        if outcome.models is not None:
+        if grouped is not None:
+            self.models = grouped
+        elif outcome.models is not None:
             self.models, self.kept = outcome.models, outcome.kept
         elif outcome.mean is not None:
             with self.metrics.phase("combine"):
@@ -169,6 +173,21 @@ class Coordinator:
         self._evaluate(round, outcome, time.monotonic() - began)
         self._checkpoint(round)
         self.route.confirm(ask)
+
+    def _grouped(self, outcome: Outcome) -> Models | None:
+        """The next models, where groups of sites have their own; what was decided goes into the record of the round."""
+        if outcome.rows is None:
+            return None
+        with self.metrics.phase("combine"):
+            found = self.strategy.group(self.models, outcome.rows, outcome.tiers, outcome.owners)
+        if found is None:
+            return None
+        for reason in found.reasons:
+            self.log("clusters", run=self.plan.run, reason=reason)
+        outcome.seen |= found.arrays
+        outcome.noted |= found.noted
+        outcome.receipts += [*(Clustered(**one._asdict()) for one in found.placed), *map(Decision.of, found.reasons)]
+        return found.models
 
     def _farewells(self) -> None:
         """Every site gets the final model, and evaluates it; then the best one, unless it has that already."""
@@ -186,7 +205,9 @@ class Coordinator:
         """Sites get the model after round `kept` for good; those that are away do not fail the run."""
         try:
             if kept != self.done:
-                self.models = _models(self.checkpoints.load(kept))
+                saved = self.checkpoints.load(kept)
+                self.models = _models(saved)
+                self.strategy.restore(self.models, _under(MOMENT, saved))  # who holds which; nothing is combined later
             ask, outcome = self._attempts(round, self.nodes.present(), counts=counts, farewell=kept)
             self._record(ask, outcome)
             self.route.confirm(ask)
@@ -273,7 +294,7 @@ class Coordinator:
         taken |= outcome.noted
         self.board.done(round, taken)
         with self.metrics.phase("evaluate"):
-            found = self.evaluation.now(self.plan.run, round, self.models)
+            found = self.evaluation.now(self.plan.run, round, self.models, self.strategy.holders)
         if found is not None or not self.evaluation.wanted(round, final=round == self.federation.rounds):
             with self._writing:
                 self.board.score(round, found)

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_privacy.coding import Payload
-from fl_privacy.combine.rules import Combiner
+from fl_privacy.combine.rules import Combiner, Grouped, Grouping
 from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
+from fl_privacy.tasks.forward import Forward
 from fl_privacy.vector import Vector
 
 COHORT_STREAM = 0x434F_484F
@@ -26,6 +27,18 @@ class Strategy:
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self._combiners: dict[str, Combiner] = {}
+        self._grouping: Grouping | None = None
+        if federation.combine.several:
+            self._grouping = federation.combine.grouping(federation, Forward(federation))
+
+    @property
+    def holders(self) -> Mapping[str, str]:
+        """By site the name of the model that it starts from, where sites have several."""
+        return {} if self._grouping is None else self._grouping.holders
+
+    def group(self, models: Models, rows: Payload, tiers: Sequence[str], owners: Sequence[str]) -> Grouped | None:
+        """The next models and what was decided, where sites have several."""
+        return None if self._grouping is None else self._grouping.step(models, rows, tiers, owners)
 
     def cohort(self, round: int, present: Sequence[str]) -> list[str]:
         """The sites of a round, drawn by seed from those present."""
@@ -55,12 +68,15 @@ class Strategy:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """What a checkpoint needs to continue: the optimisers' arrays, those of other models under their names."""
-        found: dict[str, NDArray[Any]] = {}
+        found = {} if self._grouping is None else self._grouping.state()
         for name, combiner in self._combiners.items():
             found |= {_prefix(name) + key: array for key, array in combiner.state().items()}
         return found
 
     def restore(self, models: Models, state: Mapping[str, NDArray[Any]]) -> None:
+        if self._grouping is not None:
+            self._grouping.restore(state)
+            return
         for name in models:
             own = {key.removeprefix(_prefix(name)): array for key, array in state.items() if _owner(key) == name}
             self._combiner(name).restore(own)

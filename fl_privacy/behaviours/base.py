@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_privacy.choices import Choice
 from fl_privacy.tasks.data import Dataset
@@ -48,6 +49,10 @@ class Behaviour(Choice):
     def sent(self, update: Vector, at: At, scene: Scene) -> Vector:
         """What this site makes of the update that it trained; `act` for a behaviour that needs no more than that."""
         return self.act(update, at)
+
+    def samples(self, drawn: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The validation samples that this site sends, where a rule wants some; drawn as an honest site draws them."""
+        return drawn
 
     def act(self, update: Vector, at: At) -> Vector:
         """What this site makes of the update that it trained, before the steps of an honest site."""

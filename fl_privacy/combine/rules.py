@@ -5,15 +5,16 @@ The server and every shard aggregator combine by the same `Combiner`, which owns
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_privacy.choices import Choice
+from fl_privacy.coding import Coding, Payload
 from fl_privacy.combine import mean, optimiser, weights
 from fl_privacy.combine.mean import Shares
 from fl_privacy.errors import FederationError
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fl_privacy.config import Federation
+    from fl_privacy.steps.base import Running, Seat
 
 Matrix = NDArray[np.float32]
+Forward = Callable[[Vector, NDArray[np.float32]], NDArray[np.float32]]  # a model's outputs for records
 LAST = "last"  # in a combiner's state
 
 
@@ -39,6 +42,42 @@ class Beside:
     last: Vector | None = None  # the result of the round before, for rules that continue from it
 
 
+class Placed(NamedTuple):
+    """What was decided about one site in one round: its group of this round (-1: none), and its cluster."""
+
+    site: str
+    group: int
+    before: int | None
+    after: int | None
+    nearest: float  # distance to the most similar other model
+
+
+class Grouped(NamedTuple):
+    """A round's next models by name, and all that was measured and decided, for the transcript."""
+
+    models: dict[str, Vector]
+    arrays: dict[str, NDArray[Any]]
+    placed: list[Placed]
+    reasons: list[str]
+    noted: dict[str, float]
+
+
+class Grouping(Protocol):
+    """A run of a rule that gives groups of sites models of their own."""
+
+    @property
+    def holders(self) -> Mapping[str, str]:
+        """The name of the model that every site starts from and may see."""
+
+    def step(
+        self, models: Mapping[str, Vector], rows: Payload, tiers: Sequence[str], owners: Sequence[str]
+    ) -> Grouped: ...
+
+    def state(self) -> dict[str, NDArray[Any]]: ...
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None: ...
+
+
 class Rule(Choice):
     """A way to combine. Subclasses override `aggregate`, `optimiser` or both; those that need more, `combined`."""
 
@@ -47,6 +86,7 @@ class Rule(Choice):
     continues: ClassVar[bool] = False  # it needs the result of the round before
     coordinatewise: ClassVar[bool] = True  # so a shard can be combined by itself
     weighable: ClassVar[bool] = True
+    several: ClassVar[bool] = False  # groups of sites have models of their own: see `grouping`
 
     weights: Literal["equal", "epsilon", "precision", "records"] = Field(
         "equal", description="by epsilon or inverse noise variance with `privatise`, or by number of records without"
@@ -68,6 +108,20 @@ class Rule(Choice):
 
     def optimiser(self) -> optimiser.Optimiser:
         return optimiser.FedAvg(self.lr)
+
+    def coded(self, before: Coding, federation: Federation) -> Coding:
+        """How an update travels, for a rule that needs something beside it."""
+        return before
+
+    def start(self, seat: Seat) -> Running:
+        """What a site adds for this rule, after its steps."""
+        from fl_privacy.steps.base import Running
+
+        return Running()
+
+    def grouping(self, federation: Federation, forward: Forward) -> Grouping:
+        """A new run of a rule with `several` models."""
+        raise TypeError(f"{self.kind} has one model")
 
     def problems(self, federation: Federation) -> Iterator[str]:
         if self.weights == "equal":
@@ -150,14 +204,18 @@ ROBUST = {
     "fltrust": "FLTrust",
 }
 NAMES |= {kind: f"fl_privacy.combine.robust_rules:{name}" for kind, name in ROBUST.items()}
-RULES: Registry[type[Rule]] = Registry("fl_privacy.rules", NAMES, Rule)
+INNER: Registry[type[Rule]] = Registry("fl_privacy.rules", NAMES, Rule)  # for one group of sites
+RULES: Registry[type[Rule]] = Registry(
+    "fl_privacy.rules", {**NAMES, "clusters": "fl_privacy.combine.clusters.rule:Clusters"}, Rule
+)
 
 
 class Combiner:
     """A federation's rule and the optimiser's state, for the party that holds the model or a shard of it."""
 
-    def __init__(self, federation: Federation) -> None:
-        self._rule, self._exact = federation.combine, federation.reproducible
+    def __init__(self, federation: Federation, rule: Rule | None = None) -> None:
+        """With another rule than the federation's, for a part of it."""
+        self._rule, self._exact = rule or federation.combine, federation.reproducible
         self._delta = federation.privatise.at_delta
         self._optimiser = self._rule.optimiser()
         self._last: Vector | None = None

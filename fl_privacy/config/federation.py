@@ -249,7 +249,7 @@ class Federation(Model):
     @cached_property
     def coding(self) -> Coding:
         """How updates travel."""
-        return self.encode.coded(self.compressed, self)
+        return self.combine.coded(self.encode.coded(self.compressed, self), self)
 
     @property
     def compressed(self) -> Coding:

@@ -47,6 +47,7 @@ class Ticket(Model):
     first: int = Field(ge=1, le=2**31)
     last: int = Field(ge=1, le=2**31)
     terms: str = Field("", max_length=4096, description="of the attempt: fl_privacy.round.terms")
+    place: str = Field("", max_length=4096, description="of the model, where sites have several: round.own_models")
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def nothing_held() -> Held:
 class Invitations(Protocol):
     """How the server reaches the sites: tickets through Flower, and the replies to them."""
 
-    def invite(self, ask: Ask, model: Vector | None = None) -> None:
+    def invite(self, ask: Ask, model: Vector | None = None, place: str = "") -> None:
         """Make sure that every site of the cohort holds a ticket for this round."""
 
     def answers(self, ask: Ask) -> list[tuple[str, str, Payload | None]]:
@@ -153,6 +154,11 @@ def no_head(run: str) -> bytes | None:
     return None
 
 
+def no_holders() -> Mapping[str, str]:
+    """All sites start from the one model."""
+    return {}
+
+
 def no_model() -> Vector:
     raise ConfigError("model: this party has no initial model")
 
@@ -194,6 +200,7 @@ class ServerSeat(Seat):
     held: Callable[[], Held] = nothing_held
     views: Path | None = None  # of this run, where the route itself records what simulated parties see
     initial: Callable[[], Vector] = no_model
+    holders: Callable[[], Mapping[str, str]] = no_holders  # by site the model that it starts from, if there are several
 
 
 class SiteEnd(Protocol):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from fl_privacy.coding import Payload
+from fl_privacy.crypto import keys
 from fl_privacy.errors import ProtocolError, RoundFailed, require
 from fl_privacy.round.counted import Counted, received
+from fl_privacy.round.own_models import OwnModels, root_of
 from fl_privacy.round.terms import Terms
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket, Trust
 from fl_privacy.scores.form import Counts
@@ -70,9 +73,10 @@ class AtSite:
         self._seat = seat
         self._terms: Terms
         self._update: Payload | None = None
+        self._place = ""
 
     def rounds(self, ticket: Ticket, model: Vector | None) -> Iterator[tuple[At, Vector]]:
-        self._update, self._terms = None, Terms.parse(ticket.terms)
+        self._update, self._terms, self._place = None, Terms.parse(ticket.terms), ticket.place
         same = (self._terms.run, self._terms.round) == (ticket.run, ticket.first)
         require(same and model is not None, "ticket: came without a model, or with the terms of another round")
         assert model is not None
@@ -87,7 +91,10 @@ class AtSite:
         """What stands for the model in the terms."""
         from fl_privacy.wire.stream import digest
 
-        return digest(model)
+        own, federation = digest(model), self._seat.federation
+        if not federation.combine.several:
+            return own
+        return root_of(self._place, self._seat.site, own, len(federation.sites))
 
     def held(self) -> Sequence[bytes]:
         return ()
@@ -106,13 +113,25 @@ class AtServer:
     """Updates come back in Flower's replies, and the server sees whose each is."""
 
     def __init__(self, seat: ServerSeat) -> None:
+        self._seat = seat
         self._federation, self._sites, self._size = seat.federation, seat.sites, seat.layout.size
 
     def digest(self, run: str, round: int, model: Vector | None) -> bytes:
         from fl_privacy.wire.stream import digest
 
+        if self._federation.combine.several:
+            return self._own_models(run, round).root
         assert model is not None
         return digest(model)
+
+    def _own_models(self, run: str, round: int) -> OwnModels:
+        """What stands for the models of all sites before a round."""
+        from fl_privacy.wire.stream import digest
+
+        models, holders = self._seat.held().models, self._seat.holders()
+        digests = {name: digest(models[name]) for name in set(holders.values())}
+        salt = keys.derive(self._seat.keys.key_file.read_bytes(), run, round, "", "models of sites")
+        return OwnModels({site: digests[name] for site, name in holders.items()}, salt)
 
     def confirm(self, ask: Ask) -> None:
         """Nobody else keeps it."""
@@ -149,7 +168,14 @@ class AtServer:
         return outcome
 
     def _invite(self, ask: Ask, model: Vector | None) -> None:
-        self._sites.invite(ask, model)
+        """Every site gets the model that it starts from, and no other."""
+        if not self._federation.combine.several:
+            self._sites.invite(ask, model)
+            return
+        own = self._own_models(ask.run, ask.farewell or ask.round - 1)
+        models, holders = self._seat.held().models, self._seat.holders()
+        for site in ask.cohort:
+            self._sites.invite(replace(ask, cohort=[site]), models[holders[site]], own.place(site))
 
     def _tier(self, site: str) -> str:
         return self._federation.site(site).tier

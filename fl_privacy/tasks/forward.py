@@ -1,16 +1,40 @@
-"""Trying a model on records: which layer cannot take its input, and whether its outputs fit the labels."""
+"""Trying a model on records: its answers, which layer cannot take its input, and whether outputs fit the labels."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_privacy import vector
 from fl_privacy.tasks.data import Dataset
 
+if TYPE_CHECKING:
+    from fl_privacy.config import Federation
+
 TRIED = 2  # records
+BATCH = 256
+
+
+class Forward:
+    """The outputs of a federation's model with given parameters, as in evaluation."""
+
+    def __init__(self, federation: Federation) -> None:
+        from fl_privacy.tasks.workload import model_of
+
+        self._model = model_of(federation).eval()
+        self._layout = vector.flatten(self._model)[1]
+
+    def __call__(self, parameters: vector.Vector, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        vector.load(self._model, parameters, self._layout)
+        records = torch.from_numpy(x.copy())  # a model may change its input
+        with torch.no_grad():
+            found = [self._model(batch).cpu() for batch in torch.split(records, BATCH)]
+        outputs: NDArray[np.float32] = torch.cat(found).numpy()
+        return outputs
 
 
 def misfit(model: nn.Module, data: Dataset, classes: int) -> str:

@@ -73,6 +73,31 @@ class Tampering(Event):
     verdicts: tuple[str, ...] = Field(strict=False)
 
 
+class Clustered(Event):
+    """What the server decided about a site: its group of this round (-1: an outlier), and its cluster over all rounds.
+
+    `nearest` is the cosine distance to the most similar other model of the round.
+    """
+
+    kind: Literal["clustered"] = "clustered"
+    site: str
+    group: int = Field(ge=-1)
+    before: int | None
+    after: int | None
+    nearest: float = Field(ge=0, le=2)
+
+
+class Decision(Event):
+    """Why something of a round was not combined, or is no longer used."""
+
+    kind: Literal["decision"] = "decision"
+    reason: str
+
+    @classmethod
+    def of(cls, reason: str) -> Decision:
+        return cls(reason=reason)
+
+
 class Other(Event):
     """An event of a kind that this version does not know, as it was written."""
 
@@ -89,6 +114,8 @@ KINDS: dict[str, type[Event]] = {
     "mixing": Mixing,
     "farewell": Farewell,
     "tampering": Tampering,
+    "clustered": Clustered,
+    "decision": Decision,
 }
 
 

@@ -1,0 +1,1 @@
+"""Tazza's poisoning defence: models that answer alike are combined with each other, and with no others."""
