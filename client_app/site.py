@@ -258,7 +258,7 @@ class Site:
         def honest(site: str) -> Vector:
             return self._work.update(model, self._work.site_data(site), site, at.round, self.config.device, None)
 
-        return Scene(self.federation, self.config.name, honest)
+        return Scene(self.federation, self.config.name, honest, model, self._work)
 
     def budget(self) -> dict[str, float | None]:
         """Epsilon per round, spent over all runs, and left; None where nothing sets a limit."""

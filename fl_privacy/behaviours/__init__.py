@@ -14,6 +14,9 @@ BEHAVIOURS: Registry[type[Behaviour]] = Registry(
         "sign-flip": f"{_HERE}.updates:SignFlip",
         "little": f"{_HERE}.together:Little",
         "inner-product": f"{_HERE}.together:InnerProduct",
+        "inside": f"{_HERE}.clusters:Inside",
+        "lying-sample": f"{_HERE}.clusters:LyingSample",
+        "tampered-rule": f"{_HERE}.permuted:TamperedRule",
     },
     Behaviour,
 )

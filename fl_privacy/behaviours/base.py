@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from fl_privacy.choices import Choice
 from fl_privacy.tasks.data import Dataset
-from fl_privacy.vector import Vector
+from fl_privacy.vector import Layout, Vector
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from fl_privacy.config import Federation
     from fl_privacy.steps.base import At
+    from fl_privacy.tasks.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,35 @@ class Scene:
     federation: Federation
     site: str
     honest: Callable[[str], Vector]  # the update that a site would train in this round from its own records
+    start: Vector = field(default_factory=lambda: np.empty(0, np.float32))  # the model that the round starts from
+    work: Workload | None = None
+
+    @property
+    def module(self) -> nn.Module:
+        return self._work.model
+
+    @property
+    def layout(self) -> Layout:
+        return self._work.layout
+
+    @property
+    def example(self) -> Tensor:
+        """A few of its own records, as the model takes them."""
+        return self._work.example(self.site)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one record."""
+        return tuple(self.example.shape[1:])
+
+    def outputs(self, update: Vector, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the model answers with this update."""
+        return self._work.outputs(self.start + update, x)
+
+    @property
+    def _work(self) -> Workload:
+        assert self.work is not None, "this behaviour needs the site's model"
+        return self.work
 
     @property
     def together(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from fl_privacy.scores.form import Form, Tally
 from fl_privacy.scores.tally import tally
 from fl_privacy.tasks import code, members, models
 from fl_privacy.tasks.data import Dataset, Parts
-from fl_privacy.tasks.forward import TRIED, misfit
+from fl_privacy.tasks.forward import TRIED, Forward, misfit
 from fl_privacy.tasks.making import classes_of, task_of
 from fl_privacy.tasks.measures import own_measures
 from fl_privacy.tasks.records import parts_of
@@ -142,6 +142,18 @@ class Workload:
         with self.theirs("training"):
             fit(self.model, data, recipe, seed, device, how=self.how)
         return vector.flatten(self.model)[0]
+
+    def outputs(self, model: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What a model answers to any records."""
+        return self._forward(model, x)
+
+    @cached_property
+    def _forward(self) -> Forward:
+        return Forward(self.federation)
+
+    def example(self, site: str) -> Tensor:
+        """A few records of a site, as the model takes them."""
+        return torch.from_numpy(self.site_data(site).x[:TRIED].copy())
 
     def measured(self, model: NDArray[np.float32], data: Dataset, device: str) -> Measured:
         """Evaluate a model on these records, of which there may be none."""

@@ -18,6 +18,7 @@ from fl_privacy.steps.base import At, Running, Seat
 if TYPE_CHECKING:
     from fl_privacy.config import Federation
 
+SAMPLES, POINTS, FACTOR = 4, 3, 1.25
 MOST_NUMBERS = 2**24  # of all samples of a site
 
 
@@ -26,10 +27,12 @@ class Clusters(Rule):
 
     kind: Literal["clusters"] = "clusters"
     rule: Annotated[Rule, Chosen(INNER)] = Field(FedAvg(), description="how the updates of one cluster are combined")
-    samples: int = Field(4, ge=1, le=1024, description="validation samples that every site sends with its update")
-    points: int = Field(3, ge=2, le=10_000, description="DBSCAN: models within eps, itself included, of a core point")
+    samples: int = Field(SAMPLES, ge=1, le=1024, description="validation samples that every site sends with its update")
+    points: int = Field(
+        POINTS, ge=2, le=10_000, description="DBSCAN: models within eps, itself included, of a core point"
+    )
     factor: float = Field(
-        2.0, gt=0, description="eps of a round: this times the median distance at which its models are core points"
+        FACTOR, gt=0, description="eps of a round: this times the median distance at which its models are core points"
     )
     eps: float | None = Field(None, gt=0, lt=2, description="or a fixed cosine distance; needed with `published`")
     published: bool = Field(
