@@ -10,6 +10,7 @@ from fl_privacy.round.checkpoints import CheckpointError, Checkpoints
 from fl_privacy.transcript.read import Run
 
 Vector = NDArray[np.float32]
+NOT_MODELS = ("moment.", "kept.")  # arrays of a server's checkpoint that are no models
 
 
 class Models:
@@ -31,6 +32,14 @@ class Models:
         found = self._recorded("evaluator", round)
         found = self._recorded("server", round + 1) if found is None else found
         return self._checkpointed(round) if found is None else found
+
+    def named(self, round: int) -> dict[str, Vector]:
+        """All models by name after this round, or after the last one before it with a checkpoint: one, or several."""
+        saved = Checkpoints(self._run.path / "checkpoints")
+        last = max((one for one in saved.rounds() if one <= round), default=None)
+        if last is None:
+            raise TranscriptError(f"{self._run.path}: the server kept no model; use a route whose server has it")
+        return {name: array for name, array in saved.load(last).items() if not name.startswith(NOT_MODELS)}
 
     def _checkpointed(self, round: int) -> Vector | None:
         """The last model of a server is in no view: it sends it to nobody as the start of a round."""

@@ -1,0 +1,1 @@
+"""What poisoned sites achieve, and what a defence does about them."""
