@@ -97,7 +97,7 @@ def _shuffle(made: Parties, federation: Federation, model: NDArray[np.float32]) 
 class Nobody:
     """Sites are not invited: they send by themselves."""
 
-    def invite(self, ask: Ask, model: Vector | None = None) -> None: ...
+    def invite(self, ask: Ask, model: Vector | None = None, place: str = "") -> None: ...
 
     def answers(self, ask: Ask) -> list[tuple[str, str, Payload | None]]:
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -39,7 +39,8 @@ def score(found: Findings, truth: Truth) -> Scores:
     if poisoned:
         apart = [held[site] not in accuracy for site in sorted(poisoned)]
         measures["isolated"] = Measure(_mean(apart), 0.0)
-        measures["kept_out"] = Measure(*(_kept_out(found.rounds, poisoned, which) for which in (True, False)))
+        out = {which: _kept_out(found.rounds, poisoned, which) for which in (True, False)}
+        measures["kept_out"] = Measure(out[True], out[False])
     attack = next((site.behaviour for site in federation.sites if isinstance(site.behaviour, Backdoor)), None)
     if attack is not None:
         pairs = [_fooled(work, found.models[name], test, attack) for name in accuracy]
@@ -81,6 +82,6 @@ def _fooled(work: Workload, model: vector.Vector, test: Dataset, attack: Backdoo
     return stamped, plain
 
 
-def _mean(values: object) -> float:
-    given = [float(value) for value in values]  # type: ignore[attr-defined]
+def _mean(values: Iterable[float]) -> float:
+    given = [float(value) for value in values]
     return float(np.mean(given)) if given else 0.0

@@ -49,7 +49,7 @@ class Inside(LabelFlip):
         x = self._samples(at, scene)
         known = np.stack([scene.outputs(one, x) for one in honest.values()])
         for step in np.linspace(self.most, 0.0, STEPS, endpoint=False, dtype=np.float32):
-            tried = own + step * (update - own)
+            tried: Vector = own + step * (update - own)
             if self.accepted(known, scene.outputs(tried, x)):
                 return tried
         return own

@@ -56,11 +56,13 @@ class Clustering:
                 [models[holders[site]] + update for site, update in zip(owners, updates, strict=True)], dtype=np.float32
             )
         found = self._validated(trained, coding.samples(rows))
-        groups = [np.flatnonzero(np.array(found.labels) == label) for label in range(max(found.labels) + 1)]
+        groups = [
+            [row for row, label in enumerate(found.labels) if label == group] for group in range(max(found.labels) + 1)
+        ]
         labels = self._history.assign([[owners[row] for row in group] for group in groups], self._rule.published)
         members: dict[int, list[int]] = {}
         for label, group in zip(labels, groups, strict=True):
-            members.setdefault(label, []).extend(map(int, group))
+            members.setdefault(label, []).extend(group)
         reasons = self._outliers(found, owners)
         made = dict(models)
         for label, chosen in sorted(members.items()):

@@ -61,7 +61,7 @@ def validate(
     """
     count, senders = outputs.shape[:2]
     given = np.asarray(outputs, np.float64)
-    finite = np.isfinite(given).all(axis=(1, 2, 3))
+    finite = np.asarray(np.isfinite(given).all(axis=(1, 2, 3)))
     given = np.where(finite[:, None, None, None], given, 0.0)
     # cosines do not depend on the length, and squares of the largest floats overflow
     given /= np.maximum(np.abs(given).max(axis=(1, 2, 3), keepdims=True), np.finfo(np.float64).tiny)
