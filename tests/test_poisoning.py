@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fl_privacy.behaviours import BEHAVIOURS, Behaviour, Scene
+from fl_privacy.behaviours.clusters import Inside
 from fl_privacy.behaviours.records import Backdoor
 from fl_privacy.behaviours.together import inconspicuous
 from fl_privacy.combine import robust
@@ -37,7 +38,17 @@ sites:
   - {name: site-6}
   - {name: site-7}
 """
-KINDS = ("label-flip", "backdoor", "noise", "scaling", "sign-flip", "little", "inner-product")
+KINDS = (
+    "label-flip",
+    "backdoor",
+    "noise",
+    "scaling",
+    "sign-flip",
+    "little",
+    "inner-product",
+    "lying-sample",
+    "tampered-rule",
+)
 
 
 def federation(behaviour: str, audit: str = "true") -> Federation:
@@ -238,6 +249,79 @@ def test_a_site_that_is_trained_with_a_backdoor_falls_for_it_and_an_honest_one_d
     assert honest is not None
     assert fell > 0.9 > 0.5 > did_not
     assert clean > honest - 0.1 > 0.7
+
+
+# Against clusters
+
+
+CLUSTERED = """
+audit: true
+seed: 1
+route: {kind: server}
+task: {model: mlp, train: {epochs: 4, lr: 0.1}}
+combine: {kind: clusters}
+sites: [SITES]
+"""
+
+
+def at_work(behaviour: str, misbehaving: int = 4) -> tuple[Federation, Workload, Scene]:
+    """Ten sites on digits, of which the first ones misbehave."""
+    named = [f"{{name: site-{i}{f', behaviour: {behaviour}' if i < misbehaving else ''}}}" for i in range(10)]
+    asked = Federation.parse(CLUSTERED.replace("SITES", ", ".join(named)))
+    work = Workload(asked)
+
+    def honest(site: str) -> Vector:
+        return work.update(work.initial, work.site_data(site), site, 1)
+
+    return asked, work, Scene(asked, "site-0", honest, work.initial, work)
+
+
+def test_the_adaptive_attacker_takes_the_longest_step_that_stays_inside() -> None:
+    asked, work, scene = at_work("{kind: inside}")
+    behaviour = asked.site("site-0").behaviour
+    assert isinstance(behaviour, Inside)
+    own = work.site_data("site-0")
+    poisoned = work.update(work.initial, behaviour.records(own, scene), "site-0", 1)
+    honest, found = scene.honest("site-0"), behaviour.sent(poisoned, AT, scene)
+    step = float((found - honest) @ (poisoned - honest) / ((poisoned - honest) @ (poisoned - honest)))
+    assert 0 < step < behaviour.most
+    np.testing.assert_allclose(found, honest + np.float32(step) * (poisoned - honest), atol=1e-4)
+    narrow = behaviour.model_copy(update={"margin": 0.3}).sent(poisoned, AT, scene)
+    assert np.linalg.norm(narrow - honest) < np.linalg.norm(found - honest)
+
+
+def test_it_needs_clusters_and_enough_of_its_kind() -> None:
+    with pytest.raises(ConfigError, match="inside knows 2 sites and needs 3"):
+        at_work("{kind: inside}", 2)
+    with pytest.raises(ConfigError, match=r"inside is made for clusters, and combine\.kind is fedavg"):
+        federation("{kind: inside}")
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+def test_a_tampered_rule_changes_all_parameters_and_no_output_unless_inputs_move(inputs: bool) -> None:
+    asked, work, scene = at_work(f"{{kind: tampered-rule, inputs: {str(inputs).lower()}}}")
+    behaviour = asked.site("site-0").behaviour
+    assert behaviour is not None
+    honest = scene.honest("site-0")
+    found = behaviour.sent(honest, AT, scene)
+    x = np.random.default_rng(1).normal(size=(50, *scene.shape)).astype(np.float32)
+    plain, moved = scene.outputs(honest, x), scene.outputs(found, x)
+    assert (np.abs(found - honest) > 1e-3).mean() > 0.5
+    assert np.allclose(plain, moved, atol=1e-3) != inputs
+    mixed = work.evaluate(work.initial + (honest + found) / 2).accuracy
+    alone = work.evaluate(work.initial + honest).accuracy
+    assert mixed is not None
+    assert alone is not None
+    assert mixed < alone - 0.1
+
+
+def test_a_lying_site_sends_samples_that_say_nothing() -> None:
+    made, _ = poisoner("{kind: lying-sample, value: 0.5}")
+    assert (made.samples(np.ones(5, np.float32)) == 0.5).all()
+    honest, _ = poisoner("{kind: sign-flip}")
+    assert (honest.samples(np.ones(5, np.float32)) == 1).all()
+    with pytest.raises(ConfigError, match="value"):
+        federation("{kind: lying-sample, value: 6}")
 
 
 def test_the_config_of_the_page_is_one_and_the_page_names_every_kind() -> None:
