@@ -20,6 +20,7 @@ ENGINES = {
     "kits": "kits, shuffler",
     "kits of shards": "kits, shards",
     "mixes": "a local run, mixes",
+    "regions": "a local run, hierarchical",
     "residents": "a local run, sites aggregate",
     "kits of residents": "kits, sites aggregate",
 }

@@ -15,6 +15,7 @@ SERVICE = "fl_privacy.round.service:Middleware"
 JOURNAL = "fl_privacy.round.journal:Journal"
 SHUFFLER, AGGREGATOR = "shuffler_app.service:Shuffler", "aggregator_app.service:Aggregator"
 AGGREGATING = "fl_privacy.round.aggregating:Aggregating"
+REGION = "aggregator_app.summing:Region"
 MIX, CHECKED = "shuffler_app.adding:Mix", "shuffler_app.checked:CheckedMix"
 SITE, LOOP = "client_app.site:Site", "server_app.loop:Coordinator"
 
@@ -122,6 +123,16 @@ BY_MIXES: dict[str, tuple[Fault, ...]] = {
         Fault("answering", f"{CHECKED}.check", "before"),
     ),
 }
+BY_REGIONS: dict[str, tuple[Fault, ...]] = {
+    "region": (
+        Fault("opened", f"{JOURNAL}.open", "after"),
+        Fault("uploading", f"{SERVICE}._receive", "before"),
+        Fault("closed", f"{REGION}.hand_out", "before"),
+        Fault("release journalled", f"{JOURNAL}.release", "after"),
+        Fault("released", f"{REGION}.hand_out", "after"),
+        Fault("confirmed", f"{REGION}.settle", "after"),
+    ),
+}
 # What only kits have, and then what they start in another way than the local engine.
 BY_KITS: dict[str, tuple[Fault, ...]] = {
     "gate": at_phases("gate"),
@@ -135,13 +146,15 @@ BY_KITS: dict[str, tuple[Fault, ...]] = {
 }
 BY_KITS_OF_SHARDS = {f"{process} in kits": faults for process, faults in BY_SHARDS.items()}
 BY_KITS_OF_RESIDENTS = {f"{process} in kits": faults for process, faults in BY_RESIDENTS.items()}
-FAULTS = BY_SHUFFLER | BY_SHARDS | BY_RESIDENTS | BY_MIXES | BY_KITS | BY_KITS_OF_SHARDS | BY_KITS_OF_RESIDENTS
+FAULTS = BY_SHUFFLER | BY_SHARDS | BY_RESIDENTS | BY_MIXES | BY_REGIONS
+FAULTS |= BY_KITS | BY_KITS_OF_SHARDS | BY_KITS_OF_RESIDENTS
 # Which federation each process is killed in.
 WHERE = {
     **dict.fromkeys(BY_SHUFFLER, "shuffler"),
     **dict.fromkeys(BY_SHARDS, "shards"),
     **dict.fromkeys(BY_RESIDENTS, "residents"),
     **dict.fromkeys(BY_MIXES, "mixes"),
+    **dict.fromkeys(BY_REGIONS, "regions"),
     **dict.fromkeys(BY_KITS, "kits"),
     **dict.fromkeys(BY_KITS_OF_SHARDS, "kits of shards"),
     **dict.fromkeys(BY_KITS_OF_RESIDENTS, "kits of residents"),
@@ -159,6 +172,7 @@ ONCE = {
     "shards": [BY_SHARDS["aggregator"][4], BY_SHUFFLER["worker"][4], BY_SHARDS["evaluator"][1]],
     "residents": [BY_RESIDENTS["mailbox"][3], BY_RESIDENTS["aggregating site"][3]],
     "mixes": [BY_MIXES["mix"][4], BY_MIXES["mix"][7]],
+    "regions": [BY_REGIONS["region"][1]],
     "kits": [BY_KITS["gate"][1], BY_KITS["relay of a site"][1], BY_KITS["relay of the server"][1]],
 }
 

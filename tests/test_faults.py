@@ -44,7 +44,7 @@ seed: 7
 reproducible: true
 deadline: 120
 attempts: 5
-sites: {{count: 3, epsilon: 4}}
+sites: {{count: {sites}, epsilon: 4}}
 rounds: {rounds}
 privatise: {{kind: ldp}}
 task: {{partition: {{kind: dirichlet, alpha: 0.5}}, train: {{epochs: 1}}}}
@@ -52,7 +52,9 @@ task: {{partition: {{kind: dirichlet, alpha: 0.5}}, train: {{epochs: 1}}}}
 SHARDS = "route: {kind: shards, aggregators: 2, n_min: 2}\ncompress: {kind: dsc, p: 0.3}\n"
 RESIDENTS = SHARDS.replace("n_min", "placement: sites, n_min") + "evaluate: {by: sites, alone: false}\n"
 MIXES = "route: {kind: mixes, mixes: 3, trust: malicious, n_min: 2}\nencode: {kind: rns}\n"
-ADDED = {"shards": SHARDS, "residents": RESIDENTS, "mixes": MIXES}
+REGIONS = "route: {kind: hierarchical, regions: [3, 2], n_min: 2}\n"
+ADDED = {"shards": SHARDS, "residents": RESIDENTS, "mixes": MIXES, "regions": REGIONS}
+SITES = {"regions": 5}
 
 pytestmark = pytest.mark.e2e
 
@@ -135,7 +137,7 @@ def in_kits(federation: Federation, folder: Path) -> Run:
 def broken(faults: Sequence[Fault], where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Break a run, and check it; returns how many charges beyond one per round the site has that paid most."""
     rounds = SPACE * (len(faults) + 1)
-    config = CONFIG.format(rounds=rounds) + ADDED.get(where.removeprefix("kits of "), "")
+    config = CONFIG.format(rounds=rounds, sites=SITES.get(where, 3)) + ADDED.get(where.removeprefix("kits of "), "")
     federation, expected = Federation.parse(config), unbroken(config)
     kits = where.startswith("kits")
     done = arm(faults, folder, monkeypatch, kits)

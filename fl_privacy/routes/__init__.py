@@ -13,6 +13,7 @@ ROUTES: Registry[type[Route]] = Registry(
         "mixes": "fl_privacy.routes.mixes:MixesRoute",
         "onions": "fl_privacy.routes.onions:OnionsRoute",
         "hierarchical": "fl_privacy.routes.hierarchical:HierarchicalRoute",
+        "gossip": "fl_privacy.routes.gossip:GossipRoute",
         "shatter": "fl_privacy.routes.shatter:ShatterRoute",
         "ako": "fl_privacy.routes.ako:AkoRoute",
         "q-dpsgd-1": "fl_privacy.routes.q_dpsgd_1:QDpsgd1Route",
