@@ -19,6 +19,7 @@ from sites import PARAMETERS
 ROUTES = (
     "route: {kind: shuffler, n_min: 3}",
     "route: {kind: shards, aggregators: 2, n_min: 3}",
+    "route: {kind: hierarchical, regions: 1, n_min: 3}",
     "route: {kind: mixes, mixes: 2, trust: semi-honest, n_min: 3}\nencode: {kind: rns, r: 4}",
     "route: {kind: mixes, mixes: 2, trust: malicious, n_min: 3}\nencode: {kind: rns, r: 4}",
 )
@@ -28,7 +29,7 @@ def federation(route: str) -> Federation:
     return Federation.parse(f"name: test\nsites: 3\nrounds: 4\ndeadline: 20\nevaluate: server\n{route}\n")
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=["shuffler", "shards", "semi-honest", "malicious"])
+@pytest.mark.parametrize("route", ROUTES, ids=["shuffler", "shards", "hierarchical", "semi-honest", "malicious"])
 def test_the_server_makes_the_calls_that_its_route_declares(
     route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,7 @@ def test_a_site_moves_by_metropolis_s_weights() -> None:
         ("", "topology: route gossip sends along its edges, and there is none"),
         ("topology: {kind: hierarchical}", r"topology\.kind: hierarchical has region-0"),
         ("topology: {kind: star, hub: server}", r"topology\.kind: star has server"),
-        ("topology: {kind: erdos-renyi, p: 0}", r"topology\.p: 0 is not a probability"),
+        ("topology: {kind: erdos-renyi, p: 0}", r"topology\.p: 0\.0 is not a probability"),
         ("topology: {kind: ring}\ncohort: 4", "cohort: on route gossip, all 6 sites take part"),
         ("topology: {kind: ring}\nhosts: {superlink: 'a:1'}", "hosts: route gossip runs on the simulation engine only"),
         ("topology: {kind: ring}\ncombine: {kind: median}", r"combine\.kind: on route gossip sites combine themselves"),

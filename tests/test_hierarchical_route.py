@@ -11,7 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
-from aggregator_app.region import Region
+from aggregator_app.summing import Region
 from fl_privacy.combine import mean
 from fl_privacy.config import Federation
 from fl_privacy.config.policy import Policy, PolicyError

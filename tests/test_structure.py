@@ -175,6 +175,7 @@ ASKED = ("fl_privacy/config/", "fl_privacy/routes/", "fl_privacy/steps/", "fl_pr
 OWN_ROUTE = "the process of a role that only this route has; `check_party` has refused it on any other"
 ALLOWED = (
     ("aggregator_app/mailbox.py", "only(federation.route, ShardsRoute, 'mailbox')", OWN_ROUTE),
+    ("aggregator_app/summing.py", "only(federation.route, HierarchicalRoute, 'region')", OWN_ROUTE),
     ("fl_privacy/deploy/kits/kit.py", "role not in ROLES", "a kit's role is looked up in the table"),
     ("fl_privacy/identity/keyring.py", "identity.role not in roles", "who may call is named by the service called"),
     ("fl_privacy/identity/roster.py", "self.role not in ROLES", "a member's role is looked up in the table"),

@@ -45,8 +45,8 @@ def called(federation: Federation, role: Role, name: str, *services: str) -> lis
     found = [party for party in serving(federation, *services) if ROLES[party[0]].serves in role.dials]
     if not role.has_node:
         return found
-    own = federation.route.submits_to(federation, name)
-    return [party for party in found if ROLES[party[0]].serves != "middleware" or party[1] in own]
+    others = set(federation.route.middleware()) - set(federation.route.submits_to(federation, name))
+    return [party for party in found if party[1] not in others]
 
 
 def dialled(federation: Federation, role: Role, name: str, service: str) -> tuple[Address, ...]:

@@ -1,6 +1,6 @@
 """`route: {kind: hierarchical}`: regional aggregators add up their sites' updates, and the server gets regional sums.
 
-A region's sum is float32, which rounds away what the bits below it would tell of its smallest update. Only under
+A region's sum is float32, which rounds away bits that only its smallest update has. Only under
 `reproducible: true` it is exact (`fl_privacy.combine.limbs`), so that the model has the bits of federated averaging.
 """
 

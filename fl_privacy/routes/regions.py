@@ -36,7 +36,7 @@ class Regions(Collector):
         form, size = route.form(seat.federation), seat.layout.size
         self._form, self._most = form, limbs.longest(size) if form is EXACT else size
         self.chosen: tuple[int, ...] = ()
-        self.wait = 0.0  # seconds for a region that does not answer
+        self._wait = 0.0  # seconds for a region that does not answer
 
     @property
     def asked(self) -> Sequence[rpc.Stub]:
@@ -45,8 +45,11 @@ class Regions(Collector):
     def receive(self, call: Any) -> client.Release:
         return client.collect_sum(call, self._form, self._most)
 
-    def opened(self, ask: Ask, chosen: Sequence[int], length: int, model: Vector) -> dict[int, grpc.RpcError | None]:
-        """Open an attempt at these regions side by side; the error of each that does not."""
+    def opened(
+        self, ask: Ask, chosen: Sequence[int], length: int, model: Vector, wait: float
+    ) -> dict[int, grpc.RpcError | None]:
+        """Open an attempt at these regions side by side, within so many seconds; the error of each that does not."""
+        self._wait = wait
         calls = {index: self._pool.submit(self.open, index, ask, length, model) for index in chosen}
         return {index: _error(call) for index, call in calls.items()}
 
@@ -59,7 +62,7 @@ class Regions(Collector):
         return heads
 
     def _patiently(self, call: Any) -> Any:
-        return client.patiently(call, time.monotonic() + self.wait)
+        return client.patiently(call, time.monotonic() + self._wait)
 
     def _spared(self, call: Callable[[], Result]) -> Result | None:
         return call()
@@ -129,11 +132,10 @@ class AtServer:
         cohort, least = set(ask.cohort), self._federation.floor
         own = [members & cohort for members in self._members]
         chosen = [k for k, sites in enumerate(own) if len({self._organisation[site] for site in sites}) >= least]
-        rest = len(cohort) - max((len(own[k]) for k in chosen), default=0)
-        spare = rest >= ask.terms.quorum  # the round can do without any of them
-        self._round.wait = min(GRACE, self._federation.deadline) if spare else self._federation.deadline
-        length = 0 if ask.farewell else self._federation.coding.length(self._size)
-        errors = self._round.opened(ask, chosen, length, model)
+        length, deadline = 0 if ask.farewell else self._federation.coding.length(self._size), self._federation.deadline
+        spare = [k for k in chosen if len(cohort) - len(own[k]) >= ask.terms.quorum]  # the round can do without each
+        errors = self._round.opened(ask, [k for k in chosen if k not in spare], length, model, deadline)
+        errors |= self._round.opened(ask, spare, length, model, min(GRACE, deadline))
         found = tuple(index for index in chosen if errors[index] is None)
         failed = {self._names[index]: error for index, error in errors.items() if error is not None}
         closed = any(error.code().name == CLOSED for error in failed.values())
