@@ -18,10 +18,11 @@ from fl_privacy.config.policy import Policy, PolicyError
 from fl_privacy.deploy.engines import compose
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.provision import provision
-from fl_privacy.errors import ConfigError
+from fl_privacy.errors import ConfigError, ProtocolError
 from fl_privacy.routes.base import peers
-from fl_privacy.routes.hierarchical import encoded, mean_of
-from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.routes.hierarchical import EXACT, PLAIN, encoded, mean_of
+from fl_privacy.routes.regions import check
+from fl_privacy.wire import client, federation_pb2 as pb
 from helpers import Array, refused, round_header
 from inprocess import KEYS, LENGTH, SERVER, Context, Quiet, opened, submission, updates
 from profiles import examples
@@ -141,6 +142,37 @@ def test_a_sum_tells_nothing_of_the_bits_below_it() -> None:
     assert total[0] - np.float32(1) != small
     with refused("DATA_LOSS"):
         encoded(np.full((3, 1), 3e38, np.float32), exact=False)
+
+
+def said(rows: Any = (1, 2, 3), form: Any = PLAIN, **changes: Any) -> client.Release:
+    fields = {"phase": "released", "count": 4, "rows": np.array(rows, form.type), **changes}
+    return client.Release(**fields)
+
+
+NUMBERS = np.ones(2, np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("release", "problem"),
+    [
+        (said(phase="failed", reason="2 of 4 updates came"), "2 of 4 updates came"),
+        (said(phase="closed"), "released nothing"),
+        (said(count=2), "count: 2 of 5 sites"),
+        (said(count=6), "count: 6 of 5 sites"),
+        (said(rows=[1, 2]), "sum: 2 numbers for 3 parameters"),
+        (said(rows=[]), "sum: 0 numbers"),
+        (said(rows=[0, 1, 2, 3, 4], form=EXACT), "sum: not limbs"),
+        (said(rows=[6, 5 << 40, 0, 0], form=EXACT), "sum: not one of 4 updates"),
+        (said(counts=np.ones(3, np.uint64), counted=4), "counts: not those"),
+        (said(counts=NUMBERS, counted=5), "counts: not those"),
+        (said(counts=NUMBERS, counted=2), "counts: not those"),
+    ],
+)
+def test_the_server_refuses_what_no_region_can_have_added_up(release: Any, problem: str) -> None:
+    with pytest.raises(ProtocolError, match=problem):
+        check(release, 3, 5, 2, 3)
+    check(said(counts=NUMBERS, counted=3), 3, 5, 2, 3)
+    check(said(rows=[], counts=NUMBERS, counted=4), 3, 5, 2, 0)
 
 
 # A region

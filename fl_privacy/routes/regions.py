@@ -105,7 +105,8 @@ class AtServer:
         shared = np.zeros((len(self._names), ask.counts), np.uint64)
         for index, release in zip(self._round.chosen, releases, strict=True):
             try:
-                self._check(ask, index, release)
+                there = len(self._members[index] & set(ask.cohort))
+                check(release, self._federation.floor, there, ask.counts, 0 if ask.farewell else self._size)
             except ProtocolError as error:
                 missing.append(f"{self._names[index]}: {error}")
                 continue
@@ -143,17 +144,6 @@ class AtServer:
         self._check_quorum(ask, sum(len(own[index]) for index in found), reasons, closed)
         return found
 
-    def _check(self, ask: Ask, index: int, release: client.Release) -> None:
-        """Refuse what no region can have added up."""
-        require(release.phase == "released", release.reason or "it released nothing")
-        there = len(self._members[index] & set(ask.cohort))
-        require(self._federation.floor <= release.count <= there, f"count: {release.count} of {there} sites")
-        if release.counts is not None:
-            good = release.counts.size == ask.counts and 0 < release.counted <= release.count
-            require(good, "counts: not those that were asked for")
-        if release.rows is not None and not ask.farewell:
-            mean_of([release.rows], [release.count], self._size)
-
     def _check_quorum(self, ask: Ask, count: int, reasons: Sequence[str], closed: bool = False) -> None:
         if count < ask.terms.quorum or not count:
             few = f"regions have {count} of {len(ask.cohort)} sites, {ask.terms.quorum} are needed"
@@ -161,3 +151,20 @@ class AtServer:
 
     def copies(self, ask: Ask) -> int:
         return len(self._names)
+
+
+def check(release: client.Release, least: int, most: int, counts: int, parameters: int) -> None:
+    """Refuse what no region of `most` sites can have added up; without parameters, it was not asked for a sum."""
+    require(release.phase == "released", release.reason or "it released nothing")
+    require(least <= release.count <= most, f"count: {release.count} of {most} sites, with a floor of {least}")
+    if release.counts is not None:
+        good = release.counts.size == counts and least <= release.counted <= release.count
+        require(good, "counts: not those that were asked for")
+    if not parameters:
+        return
+    data = release.rows
+    assert data is not None  # of a region that released, it was received
+    if data.dtype == EXACT.type:
+        limbs.unpacked(data, parameters, release.count)
+    else:
+        require(data.size == parameters, f"sum: {data.size} numbers for {parameters} parameters", "DATA_LOSS")
