@@ -118,6 +118,13 @@ class TestFile:
         for name in ("server", *federation.site_names):
             assert mixes <= set(made[name]["depends_on"])
 
+    @pytest.mark.parametrize("config", ["quickstart", "shards", "mixes", "hierarchical"])
+    def test_every_party_that_listens_has_an_address(self, config: str) -> None:
+        made = compose.addressed(Federation.load(ROOT / "configs" / f"{config}.yaml"))
+        assert made.hosts is not None
+        for role, name in made.route.parties():
+            assert made.hosts.of(role, name) == f"{name}:9093"
+
     def test_a_federation_that_does_not_fit_is_refused_with_what_does(self, tmp_path: Path) -> None:
         for name in ("superlink", "server", "shuffler", "site-0", "site-1"):
             (tmp_path / name).mkdir()

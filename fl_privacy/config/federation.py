@@ -93,11 +93,16 @@ class Hosts(Model):
     mixes: tuple[Address, ...] = ()
     regions: tuple[Address, ...] = ()
 
+    @classmethod
+    def listing(cls, role: str) -> str:
+        """The key for the addresses of a role: its name, or the plural where there are several."""
+        return next((key for key in (f"{role}s", f"{role}es") if key in cls.model_fields), role)
+
     def of(self, role: str, name: str) -> Address | None:
         """Where a party is dialled: `aggregator-1` is the second of `aggregators`, and `mix-1` of `mixes`."""
-        many = getattr(self, f"{role}s", getattr(self, f"{role}es", None))
-        if many is None:
-            return getattr(self, role, None)
+        many = getattr(self, self.listing(role), None)
+        if not isinstance(many, tuple):
+            return many
         number = name.rpartition("-")[2]
         return many[int(number)] if number.isdecimal() and int(number) < len(many) else None
 

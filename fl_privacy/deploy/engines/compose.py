@@ -98,7 +98,7 @@ def addressed(federation: Federation) -> Federation:
     for known, name in ((ROLES[role], name) for role, name in parties(federation)):
         address = f"{name}:{GATE if known.has_gate else MIDDLEWARE}"
         if known.listens and known.numbered:
-            hosts.setdefault(f"{known.name}s", []).append(address)
+            hosts.setdefault(Hosts.listing(known.name), []).append(address)
         elif known.listens:
             hosts[known.name] = address
     return federation.model_copy(update={"hosts": Hosts.model_validate(hosts)})
