@@ -23,12 +23,13 @@ from safetensors.numpy import load_file
 from commands import cli, json_of
 from fault_matrix import FAULTS, ONCE, WHERE, Fault, arm
 from fl_privacy.addresses import free_port
-from fl_privacy.config import Federation
+from fl_privacy.config import Federation, Hosts
 from fl_privacy.deploy import ledgers
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.provision import Choices, provision
 from fl_privacy.identity.pki import Authority
+from fl_privacy.roles import ROLES
 from fl_privacy.round.journal import FILE, OPENED, RELEASED
 from fl_privacy.transcript import verify
 from helpers import eventually
@@ -106,10 +107,10 @@ def locally(federation: Federation, folder: Path) -> Run:
 
 def hosts(federation: Federation) -> dict[str, Any]:
     """An address for every party that listens."""
-    found: dict[str, Any] = {"superlink": f"{HERE}:{free_port()}", "aggregators": []}
+    found: dict[str, Any] = {"superlink": f"{HERE}:{free_port()}"}
     for role, _ in federation.route.parties():
-        at = f"{HERE}:{free_port()}"
-        found |= {"aggregators": [*found["aggregators"], at]} if role == "aggregator" else {role: at}
+        at, key = f"{HERE}:{free_port()}", Hosts.listing(role)
+        found |= {key: [*found.get(key, []), at]} if ROLES[role].numbered else {key: at}
     return found
 
 
