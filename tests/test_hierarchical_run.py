@@ -16,7 +16,7 @@ from fl_privacy.transcript import open_run, verify
 from fl_privacy.transcript.events import Row
 
 CONFIG = Path(__file__).parent.parent / "configs" / "hierarchical.yaml"
-ROUNDS = 3
+ROUNDS = 2
 
 pytestmark = pytest.mark.e2e
 
