@@ -357,7 +357,9 @@ def test_an_adaptive_attacker_takes_each_sites_noise_and_the_other_an_even_one()
 
 
 def test_tasks_without_classes_are_unsuitable() -> None:
-    forecasts = Federation.model_validate({"sites": [{"name": "a"}], "task": {"dataset": "lcl", "model": "lstm"}})
+    forecasts = Federation.model_validate(
+        {"sites": [{"name": "a"}], "task": {"dataset": "lcl", "model": "lstm"}, "route": {"kind": "server"}}
+    )
     with pytest.raises(Unsuitable, match="share of a class"):
         examine({}, Knowledge(forecasts), 0)
 
