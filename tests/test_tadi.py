@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from attacks.common.knowledge import Knowledge
 from attacks.membership.seen import Part, Seen
 from attacks.topology import positions, priors, run, score, shadows
 from attacks.topology.features import Book
-from attacks.topology.looks import Look, Sight, look_of
+from attacks.topology.looks import Look, Sight, look_of, regional
 from attacks.topology.regressors import REGRESSORS, predict
 from attacks.topology.run import Findings, examine
 from attacks.topology.unmix import unmixed
@@ -169,6 +171,32 @@ def test_a_look_shows_what_its_observer_sees() -> None:
     assert not seen[4:].any()
     assert look.own
     assert not Look(1, 3, {0: None, 1: None}, ((0, 1),)).own
+
+
+def test_the_server_of_a_hierarchy_tells_regions_apart() -> None:
+    route = {"kind": "hierarchical", "regions": list(ORGANISATIONS), "n_min": 2}
+    config = federation(sites=[{"name": f"s{i}"} for i in range(CLIENTS)], route=route)
+    updates = np.random.default_rng(2).normal(size=(CLIENTS, 9)).astype(np.float32)
+    arrays, first = {"model": np.zeros(9, np.float32)}, 0
+    for number, size in enumerate(ORGANISATIONS):
+        arrays[f"sum-region-{number}"] = updates[first : first + size].sum(axis=0)
+        arrays[f"count-region-{number}"] = np.array([size])
+        first += size
+
+    class Recorded:
+        rounds = (1,)
+
+        def round(self, number: int) -> Any:
+            return SimpleNamespace(arrays=arrays)
+
+    own = Part(updates[0])  # a colluding region has it by name
+    seen = Seen(1, arrays["model"], None, {config.site_names[0]: own})
+    found = regional({"server": Recorded()}, config, seen)  # type: ignore[dict-item]
+    look = look_of(replace(seen, parts={**seen.parts, **found}), config)
+    assert config.site_names[0] not in found
+    np.testing.assert_allclose(found[config.site_names[-1]].values, updates[-2:].mean(axis=0), rtol=1e-5)
+    assert sorted(map(len, look.mixed)) == [2, 3, 4, 5]
+    assert regional({"server": Recorded()}, federation(), seen) == {}  # type: ignore[dict-item]
 
 
 # Tests on pairs

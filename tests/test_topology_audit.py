@@ -35,7 +35,7 @@ def test_the_audit_has_every_axis() -> None:
     kinds = {f.topology.kind for f in federations if f.topology is not None}
     assert kinds == {"star", "ring", "line", "hierarchical", "erdos-renyi", "barabasi-albert"}
     assert {f.task.partition.eta for f in federations} >= {0.0, 0.25, 0.5, 0.75, 1.0}
-    assert {f.route.kind for f in federations} == {"server", "shuffler", "shards", "mixes"}
+    assert {f.route.kind for f in federations} == {"server", "shuffler", "shards", "mixes", "hierarchical"}
     assert {f.task.dataset for f in federations} == {"cifar10", "heart-disease", "mnist"}
     assert len(load(TOPOLOGY, size="quick").jobs) <= 20
 

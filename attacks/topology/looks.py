@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from attacks.common.fetched import Models
 from attacks.membership.peers import observe
 from attacks.membership.seen import Part, Seen
 from fl_privacy.config import Federation
+from fl_privacy.routes.hierarchical import HierarchicalRoute
 from fl_privacy.transcript.read import View
 from fl_privacy.vector import Vector
 
@@ -70,7 +71,22 @@ class Sight:
 def sights(views: Mapping[str, View], federation: Federation, models: Models, parameters: int) -> Iterator[Sight]:
     """Every round in which these parties saw something of the updates."""
     for one in observe(views, federation, models, parameters):
+        one = replace(one, parts={**one.parts, **regional(views, federation, one)})
         yield Sight(one.model, _rows(one, federation, parameters), look_of(one, federation))
+
+
+def regional(views: Mapping[str, View], federation: Federation, one: Seen) -> dict[str, Part]:
+    """By site, the mean of its region, which is all that the server of a hierarchy has of it."""
+    route, view = federation.route, views.get("server")
+    if not isinstance(route, HierarchicalRoute) or view is None or one.round not in view.rounds:
+        return {}
+    sums, found = route.sums(federation, view.round(one.round).arrays), dict[str, Part]()
+    for name, sites in zip(route.middleware(), route.members(federation), strict=True):
+        count, total = sums.get(name, (0, one.model))
+        if count:
+            part = Part(np.asarray(total / count, np.float32), members=max(2, count))
+            found |= {site: part for site in sites if site not in one.parts or one.parts[site].members > 1}
+    return found
 
 
 def look_of(one: Seen, federation: Federation) -> Look:
