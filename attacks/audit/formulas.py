@@ -58,11 +58,12 @@ def fulcrum_bound(data: str, allocation: str, budget: float, window: int) -> flo
     """K* or K_uniform of a setting with leverage by the size of data (Figure 4)."""
     if data not in fulcrum.TRAIN_SIZES:
         raise FederationError(f"data: {data!r} is unknown; use one of {', '.join(fulcrum.TRAIN_SIZES)}")
-    if allocation not in ("fulcrum", "uniform"):
-        raise FederationError(f"allocation: {allocation!r} is unknown; use fulcrum or uniform")
     leverage = dataset_sizes(fulcrum.TRAIN_SIZES[data])
     found = fulcrum.pareto(leverage, [budget], [window], fulcrum.BATCHES[data])[0].allocation
-    return found.bound if allocation == "fulcrum" else found.uniform_bound
+    bounds = {"fulcrum": found.bound, "uniform": found.uniform_bound}
+    if allocation not in bounds:
+        raise FederationError(f"allocation: {allocation!r} is unknown; use one of {', '.join(bounds)}")
+    return bounds[allocation]
 
 
 FORMULAS: dict[str, Callable[..., float]] = {

@@ -1,4 +1,4 @@
-"""What an observer can tell of every site in a round, as a rule that is applied to the target and to shadows alike."""
+"""What an observer sees of every site in a round, as a rule that is applied to the target and to shadows alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from attacks.common.fetched import Models
 from attacks.membership.peers import observe
 from attacks.membership.seen import Part, Seen
 from fl_privacy.config import Federation
-from fl_privacy.routes.hierarchical import HierarchicalRoute
 from fl_privacy.transcript.read import View
 from fl_privacy.vector import Vector
 
@@ -77,15 +76,12 @@ def sights(views: Mapping[str, View], federation: Federation, models: Models, pa
 
 def regional(views: Mapping[str, View], federation: Federation, one: Seen) -> dict[str, Part]:
     """By site, the mean of its region, which is all that the server of a hierarchy has of it."""
-    route, view = federation.route, views.get("server")
-    if not isinstance(route, HierarchicalRoute) or view is None or one.round not in view.rounds:
-        return {}
-    sums, found = route.sums(federation, view.round(one.round).arrays), dict[str, Part]()
-    for name, sites in zip(route.middleware(), route.members(federation), strict=True):
-        count, total = sums.get(name, (0, one.model))
-        if count:
-            part = Part(np.asarray(total / count, np.float32), members=max(2, count))
-            found |= {site: part for site in sites if site not in one.parts or one.parts[site].members > 1}
+    view, found = views.get("server"), dict[str, Part]()
+    if view is None or one.round not in view.rounds:
+        return found
+    for sites, count, total in federation.route.partial_sums(federation, view.round(one.round).arrays):
+        part = Part(np.asarray(total / count, np.float32), members=max(2, count))
+        found |= {site: part for site in sites if site not in one.parts or one.parts[site].members > 1}
     return found
 
 

@@ -41,9 +41,9 @@ def neighbours(federation: Federation) -> list[NDArray[np.int64]]:
     count = len(federation.sites)
     if federation.topology is None:
         return [np.delete(np.arange(count), i) for i in range(count)]
-    graph, found = federation.topology.graph(federation), []
-    for i in range(count):
-        near = {j for j in graph[i] if graph.nodes[j]["role"] == "site"}
-        near |= {k for j in graph[i] if graph.nodes[j]["role"] != "site" for k in graph[j] if k != i}
-        found.append(np.array(sorted(k for k in near if graph.nodes[k]["role"] == "site"), dtype=np.int64))
+    graph, sites, found = federation.topology.graph(federation), set(range(count)), []
+    for i in sites:
+        beside = set(graph[i])
+        beyond = {k for party in beside - sites for k in graph[party]}
+        found.append(np.array(sorted((beside | beyond) & sites - {i}), dtype=np.int64))
     return found

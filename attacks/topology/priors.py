@@ -36,24 +36,24 @@ def concentration(data: Dataset, classes: int) -> float:
     return float((data.y == sensitive(classes)).mean()) if len(data) else 0.0
 
 
-def deal(federation: Federation, proxy: Dataset, kind: str, rng: np.random.Generator) -> list[Dataset]:
+def deal(federation: Federation, proxy: Dataset, prior: str, rng: np.random.Generator) -> list[Dataset]:
     """One shadow federation: the records of every site, drawn with replacement from the attacker's own."""
     sizes = public_sizes(federation)
-    if kind == MATCHED and federation.task.by_site:
+    if prior == MATCHED and federation.task.by_site:
         return [proxy.take(rng.choice(_centre(federation, proxy, i), size)) for i, size in enumerate(sizes)]
     classes = federation.task.data_set.classes
     by_class = [np.flatnonzero(proxy.y == label) for label in range(classes)]
     found = []
-    for shares, size in zip(_shares(federation, kind, len(sizes), classes, rng), sizes, strict=True):
+    for shares, size in zip(_shares(federation, prior, len(sizes), classes, rng), sizes, strict=True):
         counts = rounded(shares, size)
         rows = [rng.choice(by_class[label], count) for label, count in enumerate(counts) if len(by_class[label])]
         found.append(proxy.take(np.concatenate(rows)))
     return found
 
 
-def _shares(federation: Federation, kind: str, sites: int, classes: int, rng: np.random.Generator) -> Shares:
+def _shares(federation: Federation, prior: str, sites: int, classes: int, rng: np.random.Generator) -> Shares:
     chosen = federation.task.partition
-    if kind == MISMATCHED:
+    if prior == MISMATCHED:
         return rng.dirichlet(np.full(classes, ALPHA), sites)
     if chosen.dealing == "coupled":
         return coupled_shares(sites, classes, chosen.alpha, coupling_of(federation), rng)

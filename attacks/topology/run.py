@@ -22,8 +22,6 @@ from attacks.topology.regressors import predict
 from attacks.topology.shadows import Corpus, Plan, corpus
 from attacks.topology.unmix import unmixed
 from fl_privacy.config import Federation
-from fl_privacy.steps.privatise import allocated
-from fl_privacy.steps.privatise.dpsgd import Dpsgd
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript.read import View
 from fl_privacy.vector import Vector
@@ -130,12 +128,8 @@ def _guess(
 
 def deviations(federation: Federation) -> Array | None:
     """The noise per parameter of every site's update, up to a factor that all share; None where nobody can know it."""
-    terms = federation.privatise
-    if isinstance(terms, Dpsgd) and terms.allocates:
-        return np.asarray(allocated.shares(terms, federation).chosen, np.float64)
-    if terms.after_training:
-        return np.array([terms.noise(federation, site.budget or 0.0) for site in federation.sites])
-    return None
+    found = federation.privatise.deviations(federation)
+    return None if found is None else np.array(found)
 
 
 def _shuffled(

@@ -25,7 +25,6 @@ from attacks.topology.positions import neighbours
 from attacks.version import SUITE
 from fl_privacy.config import Federation
 from fl_privacy.steps.base import At, Seat
-from fl_privacy.steps.privatise.dpsgd import Dpsgd
 from fl_privacy.tasks import cache
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.train import fit
@@ -151,9 +150,8 @@ class Shadow:
 def public(target: Federation, plan: Plan, seed: int) -> Federation:
     """The federation as the attacker runs it: seeded noise, and for attackers that do not adapt the average noise."""
     changes = {"seed": seed, "reproducible": True, "name": f"{RUN}-{seed % 10**6}", "audit": False, "canaries": None}
-    terms = target.privatise
-    if not plan.adaptive and isinstance(terms, Dpsgd) and terms.allocation == "fulcrum":
-        changes["privatise"] = terms.model_copy(update={"allocation": "uniform"})
+    if not plan.adaptive:
+        changes["privatise"] = target.privatise.evenly()
     return target.model_copy(update=changes)
 
 

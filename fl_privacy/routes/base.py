@@ -345,6 +345,12 @@ class Route(Choice, ABC):
         """Which updates are released as one set: a floor holds for each set. Unless a route divides them, all are."""
         return [tuple(range(len(tiers)))]
 
+    def partial_sums(
+        self, federation: Federation, recorded: Mapping[str, Payload]
+    ) -> list[tuple[Sequence[str], int, Vector]]:
+        """Sums of known parts of a cohort in the server's record of a round: whose, of how many, and the sum."""
+        return []
+
     def summed(self, federation: Federation, parameters: int, recorded: Mapping[str, Payload]) -> Residues | None:
         """The sum of all updates' residues, from what the server recorded of a round; None where it gets none."""
         return None

@@ -138,6 +138,12 @@ class HierarchicalRoute(Route):
                 found[name] = count, decoded(data, count, int(np.asarray(recorded["model"]).size))
         return found
 
+    def partial_sums(
+        self, federation: Federation, recorded: Mapping[str, Payload]
+    ) -> list[tuple[Sequence[str], int, Vector]]:
+        sums, places = self.sums(federation, recorded), zip(self.middleware(), self.members(federation), strict=True)
+        return [(sites, *sums[name]) for name, sites in places if name in sums and sums[name][0] > 0]
+
     def cost(self, federation: Federation, parameters: int) -> list[Cost]:
         n, d, c, coding = federation.cohort, parameters, federation.bytes_of_counts, federation.coding
         sizes, ticket = region_sizes(len(federation.sites), self.regions), tickets(federation)

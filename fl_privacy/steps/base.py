@@ -187,6 +187,16 @@ class Privatise(Step):
         """What no coordinate of a privatised update exceeds, but by an unlikely draw; None if the config tells none."""
         return None
 
+    def deviations(self, federation: Federation) -> tuple[float, ...] | None:
+        """The noise of every site, up to a factor that all share, by public inputs; None where these do not say."""
+        if not self.after_training:
+            return None
+        return tuple(self.noise(federation, site.budget or 0.0) for site in federation.sites)
+
+    def evenly(self) -> Privatise:
+        """The same where it divides noise among sites, but as much for each."""
+        return self
+
     def missing(self, federation: Federation, budget: float, weakest: float) -> float:
         """Standard deviation that tops up the noise of `budget` to that of the smaller budget `weakest`."""
         raise TypeError(f"{self.kind} adds no noise to an update")

@@ -61,6 +61,12 @@ class Dpsgd(Privatise):
         train, rounds = federation.task.train, federation.budget_rounds
         return sampled.plan(records, train.epochs, train.batch_size, self.clip, budget, self.delta, rounds)
 
+    def deviations(self, federation: Federation) -> tuple[float, ...] | None:
+        return tuple(allocated.shares(self, federation).chosen.tolist()) if self.allocates else None
+
+    def evenly(self) -> Dpsgd:
+        return self.model_copy(update={"allocation": "uniform"}) if self.allocates else self
+
     @property
     def at_delta(self) -> float:
         return self.delta
