@@ -217,7 +217,8 @@ def test_missing_data_are_reported_before_anything_runs(tmp_path: Path, engine: 
 def test_the_shipped_matrices_are_valid(path: Path, reduced: bool, tmp_path: Path) -> None:
     """Each cell is valid, also with the other `privatise`, and each measure of a table is explained."""
     switched = tmp_path / path.name
-    switched.write_text(path.read_text().replace("kind: dpsgd", "kind: ldp"))
+    text = path.read_text()
+    switched.write_text(text if "allocation:" in text else text.replace("kind: dpsgd", "kind: ldp"))  # dpsgd's alone
     matrix = load(switched, reduced).matrix
     places = [place for table in matrix.tables for row in table.rows for place in table.places(row)]
     assert {place.measure for place in places if place.computed is None} <= matrix.measures.keys()

@@ -91,7 +91,7 @@ WORDS = {
     "sites: [{name: St Mary}]": "'St Mary' was given: use at most 63 lower-case letters, digits and hyphens",
     "sites: 5\nhosts: {superlink: here}": "hosts.superlink: 'here' was given: use host:port",
     "sites: 5\nrounds: many": "rounds: 'many' was given: use a whole number",
-    "sites: 5\ntask: {partition: {kind: idd}}": "use iid, dirichlet, by-site or auto; did you mean iid?",
+    "sites: 5\ntask: {partition: {kind: idd}}": "use iid, dirichlet, coupled, by-site or auto; did you mean iid?",
     "sites: 5\nround: 3": "round: unknown key; did you mean rounds?",
     "sites: 5\ntask: {modle: mlp}": "task.modle: unknown key; did you mean model?",
     "sites: 5\ntask: {dataset: csv, options: {features: age, label: {name: y, levels: [0, 1]}}}": (
