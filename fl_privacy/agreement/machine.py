@@ -285,11 +285,16 @@ class Agreement:
         self._hear([signed])
         return signed
 
-    def _stop(self) -> None:
-        """Say who is missing: with n / 3 or more silent there is no quorum, and none of us decides alone."""
+    def missing(self) -> str:
+        """How many sites answered lately, and who did not."""
         heard = {self.site, *self._heard, *self._heard_last}
         silent = [site for site in self.terms.sites if site not in heard]
         came = f"{len(heard)} of {len(self.terms.sites)} sites answered, {self.terms.quorum} are needed"
-        fix = f"silent: {', '.join(silent)}; start them, then a new agreement" if silent else "start a new agreement"
-        self.stopped = f"agreement: none was reached in time; {came}; {fix}"
+        return f"{came}; silent: {', '.join(silent)}" if silent else came
+
+    def _stop(self) -> None:
+        """Say who is missing: with n / 3 or more silent there is no quorum, and none of us decides alone."""
+        missing = self.missing()
+        fix = "; start them, then a new agreement" if "silent" in missing else "; start a new agreement"
+        self.stopped = f"agreement: none was reached in time; {missing}{fix}"
         self._out.append(Stopped(self.stopped))

@@ -24,6 +24,7 @@ def save(agreement: Agreement, key: bytes) -> bytes:
     ballot = agreement.ballot
     values = {
         "site": agreement.site,
+        "known": {site: key.hex() for site, key in agreement.terms.key_of.items()},
         "contribution": agreement.contribution.hex(),
         "decisions": [as_list(message) for message in agreement.decisions],
         "view": ballot.view,
@@ -48,6 +49,8 @@ def restore(data: bytes, key: bytes, terms: Terms, signer: ec.EllipticCurvePriva
 
 
 def _restored(values: dict[str, Any], terms: Terms, signer: ec.EllipticCurvePrivateKey) -> Agreement:
+    for site, key in values["known"].items():
+        terms.learn(site, bytes.fromhex(key))
     agreement = Agreement(terms, values["site"], signer, bytes.fromhex(values["contribution"]))
     agreement.witness.examine(values["heard"].encode())
     for found in values["decisions"]:

@@ -17,6 +17,7 @@ from fl_privacy.identity.roster import Roster
 from fl_privacy.identity.signing import fingerprint
 
 FEWEST = 4  # 3 f + 1 sites bear f faulty ones
+MARK = 32  # bytes of a fingerprint
 MOST = 100  # a proof of a new view holds a quorum of certificates, each with a quorum of signatures
 
 
@@ -37,6 +38,11 @@ def loaded(key: bytes) -> ec.EllipticCurvePublicKey:
     return found
 
 
+def _mark(key: bytes) -> bytes:
+    """The fingerprint of a key, as the roster lists it."""
+    return bytes.fromhex(fingerprint(loaded(key)).partition(":")[2])
+
+
 @lru_cache(maxsize=16_384)
 def holds(key: bytes, signature: bytes, payload: bytes) -> bool:
     """Whether this key signed this. Cached: the same statement comes again in certificates and retransmissions."""
@@ -49,7 +55,11 @@ def holds(key: bytes, signature: bytes, payload: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Terms:
-    """One agreement. `roster` is the digest of the roster that the sites accepted; `keys` are those it lists."""
+    """One agreement. `roster` is the digest of the roster that the sites accepted; `keys` are those it lists.
+
+    A roster lists fingerprints. Of a site that has not shown its key yet, `keys` has the 32 bytes of the fingerprint;
+    `learn` adds the key. Until then nothing that this site is said to have signed is accepted.
+    """
 
     run: str
     round: int
@@ -65,7 +75,7 @@ class Terms:
             raise FederationError(why)
         if len(sites) > MOST:
             raise FederationError(f"agreement: {len(sites)} sites; at most {MOST} are supported")
-        if sites != sorted(set(sites)) or len({fingerprint(loaded(key)) for _, key in self.keys}) != len(sites):
+        if sites != sorted(set(sites)) or len(set(self._marks.values())) != len(sites):
             raise FederationError("agreement: sites are not in order, or a site or a key is there twice")
 
     @classmethod
@@ -81,13 +91,35 @@ class Terms:
                 raise FederationError(why)
         return cls(run, round, roster.digest, tuple(sorted(keys.items())))
 
+    @classmethod
+    def of_roster(cls, roster: Roster, run: str, round: int) -> Terms:
+        """The terms of all sites of a roster, whose keys are still to be learned."""
+        marks = ((member.name, bytes.fromhex(member.key.partition(":")[2])) for member in roster.sites)
+        return cls(run, round, roster.digest, tuple(sorted(marks)))
+
+    def learn(self, site: str, key: bytes) -> bool:
+        """Take a site's key, whoever shows it; False for one that is not of the fingerprint that the roster lists."""
+        try:
+            good = site in self._marks and _mark(key) == self._marks[site]
+        except FederationError:
+            return False
+        if good:
+            self.key_of[site] = key
+        return good
+
+    @cached_property
+    def _marks(self) -> Mapping[str, bytes]:
+        """The fingerprint of every site's key."""
+        return {site: key if len(key) == MARK else _mark(key) for site, key in self.keys}
+
     @cached_property
     def sites(self) -> tuple[str, ...]:
         return tuple(site for site, _ in self.keys)
 
     @cached_property
-    def key_of(self) -> Mapping[str, bytes]:
-        return dict(self.keys)
+    def key_of(self) -> dict[str, bytes]:
+        """The keys that are known; `learn` adds to them."""
+        return {site: key for site, key in self.keys if len(key) != MARK}
 
     @property
     def faults(self) -> int:
@@ -106,5 +138,5 @@ class Terms:
     @cached_property
     def scope(self) -> bytes:
         """What every signature is bound to. The sites and keys are those of the roster, and are bound all the same."""
-        keys = b"".join(sealing.fields(site, key) for site, key in self.keys)
+        keys = b"".join(sealing.fields(site, mark) for site, mark in self._marks.items())
         return hashlib.sha256(sealing.fields(self.run, str(self.round), self.roster, keys)).digest()
