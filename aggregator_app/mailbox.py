@@ -40,6 +40,7 @@ from fl_privacy.shard.sealed import SEALED, sizes
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import Receiver, digest, header_of
 
+from .letterbox import Letterbox
 from .carried import Carried, Carrying, Held, Signed
 
 LARGEST_ENVELOPE = 4096  # bytes
@@ -371,11 +372,12 @@ class Mailbox(Middleware):
 
 
 def main() -> int:
-    options = process.middleware_arguments("The mailbox of a federation whose sites aggregate").parse_args()
+    options = process.middleware_arguments("The mailbox of a federation whose sites aggregate or agree").parse_args()
     log = Log("mailbox")
 
-    def make(federation: Federation) -> Mailbox:
-        return Mailbox(federation, Keyring(options.keys), options.state, log)
+    def make(federation: Federation) -> Middleware:
+        kind = Letterbox if federation.route.carries_letters else Mailbox
+        return kind(federation, Keyring(options.keys), options.state, log)
 
     return process.run("fl_privacy.wire.Middleware", make, options, log)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from fl_privacy.coding import Payload
 from fl_privacy.round.checkpoints import Checkpoints
 from fl_privacy.steps.base import SLOTS, At, Guard, Seat
@@ -43,6 +45,14 @@ class Pipeline:
             if saved is not None and state:
                 saved.save(at.round, state)
         return self._beside.outward(payload, at)
+
+    def stamp(self, at: At) -> bytes:
+        """What goes with an upload."""
+        return b"".join(step.stamp(at) for step in self._steps)
+
+    def truth(self, at: At) -> dict[str, NDArray[Any]]:
+        """What scoring attacks needs to know of the steps."""
+        return {name: array for step in self._steps for name, array in step.truth(at).items()}
 
     def notes(self) -> dict[str, Mapping[str, Any]]:
         """By slot, what the site logs of the update that just left."""

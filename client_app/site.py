@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 
 from fl_privacy import models
+from fl_privacy.agreement.secret import Secrets
 from fl_privacy.behaviours import Scene
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
@@ -21,7 +22,8 @@ from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, OFF, Metrics
 from fl_privacy.round.sent import Sent
 from fl_privacy.round.terms import FAREWELLS
-from fl_privacy.routes.base import SiteSeat, Ticket, no_head
+from fl_privacy.round.agreeing import Agreeing
+from fl_privacy.routes.base import SiteSeat, Ticket, no_head, peers
 from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.tasks.train import Diverged, device as find_device
@@ -29,6 +31,7 @@ from fl_privacy.tasks.workload import Fit, Workload
 from fl_privacy.transcript.events import filed
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector
+from fl_privacy.wire import rpc
 from fl_privacy.wire.client import explain
 
 from .accounting import Account
@@ -38,6 +41,8 @@ from .moment import Moment
 from .outbox import Outbox, Parcel
 from .own_policy import OwnPolicy
 from .pipeline import Pipeline
+
+WAIT = 0.7  # of a round's deadline: how long it waits for the sites' agreement
 
 
 class Site:
@@ -56,7 +61,9 @@ class Site:
         log: Log | None = None,
         metrics: Metrics = OFF,
         policy: OwnPolicy | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
+        """`secrets`: how the sites agree on one, where it is not over the route's mailbox."""
         self.federation, self.config = federation, federation.site(name)
         self.log, self.metrics = log or Log(name), metrics
         self._policy = policy or OwnPolicy(federation, name, state, self.log)
@@ -67,7 +74,9 @@ class Site:
         records = self._work.site_data(name)
         self._work.check_model(records)
         self._data = Canaries(federation, name, records, state)
-        seat = Seat(federation, name, self._work, self._data.expected, state)
+        if federation.agrees and secrets is None and state is not None:
+            secrets = agreeing(federation, name, keys, middleware, state, self.log)
+        seat = Seat(federation, name, self._work, self._data.expected, state, secrets)
         self._steps, self._evaluation = Pipeline(seat), Evaluation(seat)
         charges = self._steps.guard.charge, self._evaluation.charge
         self._account = Account(federation, name, state, *charges, keys, self._policy.limits)
@@ -92,6 +101,7 @@ class Site:
             state=state,
             initial=partial(initial, federation),
             log=self.log,
+            stamp=self._steps.stamp,
         )
         self._route, self._moment = federation.route.site(place), Moment(state, federation.deadline)
         self.log("ready", records=self._data.expected, parameters=self._work.layout.size)
@@ -225,7 +235,8 @@ class Site:
         trained = time.monotonic()
         if self._truth is not None:
             honest = update if clean is None else self._train(start, at, clean)
-            self._truth.record(**filed(at), arrays={"update": honest, **recorded, **self._data.truth(at.run)})
+            known = {**recorded, **self._data.truth(at.run), **self._steps.truth(at)}
+            self._truth.record(**filed(at), arrays={"update": honest, **known})
         if self.config.behaviour is not None:
             update = self.config.behaviour.sent(update, at, self._scene(start, at))
         privatised = time.monotonic()
@@ -263,6 +274,19 @@ class Site:
     def budget(self) -> dict[str, float | None]:
         """Epsilon per round, spent over all runs, and left; None where nothing sets a limit."""
         return self._account.budget(self.metrics)
+
+
+def agreeing(
+    federation: Federation, name: str, keys: Keyring, middleware: list[str], state: Path, log: Log
+) -> Agreeing:
+    """The site's part in the agreement of its roster, from now on."""
+    ((address, whom), *_) = peers(federation, middleware)
+
+    def dial() -> rpc.Stub:
+        return rpc.middleware(rpc.channel(address, keys, whom))
+
+    wait = WAIT * federation.deadline
+    return Agreeing(federation.name, name, keys, state, dial, wait, log).start()
 
 
 def check(ticket: Ticket, federation: Federation) -> None:

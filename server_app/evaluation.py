@@ -10,7 +10,7 @@ from pathlib import Path
 from fl_privacy.config import Federation
 from fl_privacy.config.evaluate import due, form_of, noise_of
 from fl_privacy.dp.counts import BOUNDS
-from fl_privacy.models.initial import initial
+from fl_privacy.models.initial import initial, started
 from fl_privacy.scores.form import Counts, Tally
 from fl_privacy.scores.metrics import Scores, scores
 from fl_privacy.tasks.train import mean
@@ -91,7 +91,7 @@ class AtSites(Evaluation):
         self._joins, noise = federation.route.joins_every_round, noise_of(federation)
         self._shows_records = noise is None or BOUNDS[noise.protects].shows_records
         holds = seeding is None and federation.route.server_holds_model
-        self.initial = {MODEL: initial(federation)} if holds else {}
+        self.initial = {MODEL: started(federation)} if holds else {}
 
     @property
     def heads(self) -> Sequence[bytes]:  # type: ignore[override]

@@ -120,6 +120,7 @@ class CentredClipping(Whole):
     iterations: int = Field(3, ge=1, le=1000)
 
     continues: ClassVar[bool] = True
+    translates: ClassVar[bool] = False
 
     def combined(self, rows: Matrix, beside: Beside) -> Vector:
         centre = np.zeros(rows.shape[1], np.float32) if beside.last is None else beside.last
@@ -132,6 +133,7 @@ class NormBounding(Rule):
     kind: Literal["norm-bounding"] = "norm-bounding"
     bound: float | None = Field(None, gt=0, description="longest that an update may be; default: the round's median")
 
+    translates: ClassVar[bool] = False
     needs_rows: ClassVar[bool] = True
     coordinatewise: ClassVar[bool] = False
 
@@ -150,6 +152,7 @@ class FLTrust(Whole):
     root: str = Field(pattern=NAME, description="the site whose update judges the others")
 
     needs_owners: ClassVar[bool] = True
+    translates: ClassVar[bool] = False
 
     def combined(self, rows: Matrix, beside: Beside) -> Vector:
         others = [row for row, owner in enumerate(beside.owners) if owner != self.root]

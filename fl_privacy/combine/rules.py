@@ -85,6 +85,7 @@ class Rule(Choice):
     needs_owners: ClassVar[bool] = False  # and who sent each row
     continues: ClassVar[bool] = False  # it needs the result of the round before
     coordinatewise: ClassVar[bool] = True  # so a shard can be combined by itself
+    translates: ClassVar[bool] = True  # updates that are all moved by one vector give a result moved by it
     weighable: ClassVar[bool] = True
     several: ClassVar[bool] = False  # groups of sites have models of their own: see `grouping`
 
@@ -162,6 +163,7 @@ class Adaptive(Rule):
     """What FedAdam and FedYogi share."""
 
     moments: ClassVar[Any]  # the optimiser
+    translates: ClassVar[bool] = False
 
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.99, ge=0, lt=1)

@@ -251,6 +251,16 @@ class Federation(Model):
         """The steps of an update at its site, in order."""
         return self.privatise, self.permute, self.compress, self.encode
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the sites agree on a secret that the server does not know."""
+        return any(step.agrees for step in self.steps)
+
+    @property
+    def stamp_bytes(self) -> int:
+        """Bytes that go with every upload, for the server to compare."""
+        return sum(step.stamp_bytes for step in self.steps)
+
     @cached_property
     def coding(self) -> Coding:
         """How updates travel."""

@@ -136,6 +136,9 @@ def _checkpoints(run: Run) -> Checkpoints:
 def _models(run: Run, federation: Federation, round: int) -> Iterator[Vector]:
     """The model after a round, from every place that may have it."""
     checkpoints = _checkpoints(run)
+    if any(step.closes for step in federation.steps):  # readable at the sites alone
+        yield from _at_sites(run, federation, round)
+        return
     if round in checkpoints.rounds():
         _check(run, checkpoints.path(round))
         yield from _named(checkpoints.load(round))
@@ -143,6 +146,11 @@ def _models(run: Run, federation: Federation, round: int) -> Iterator[Vector]:
     for observer, at in (("server", round + 1), ("evaluator", round)):
         if observer in run.observers and at in (view := run.view(observer)).rounds:
             yield from _named(view.round(at).arrays)
+    yield from _at_sites(run, federation, round)
+
+
+def _at_sites(run: Run, federation: Federation, round: int) -> Iterator[Vector]:
+    """What sites on this machine received."""
     for folder in sorted(_sites(run, federation).glob("*/models")):
         yield from (one.model for one in _kept(folder, run.path.name) if one.round == round)
 

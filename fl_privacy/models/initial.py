@@ -38,8 +38,27 @@ def initial(federation: Federation) -> Vector:
     return ordered
 
 
+def started(federation: Federation) -> Vector:
+    """What the server starts from, which may be less than the first model."""
+    model = initial(federation)
+    for step in federation.steps:
+        model = step.first(model)
+    return model
+
+
+def drawn(federation: Federation, key: bytes) -> Vector:
+    """A first model that nobody can make again without the key: all of torch's generator is set from it."""
+    from fl_privacy.tasks import models
+    from fl_privacy.tasks.workload import model_of
+
+    with models.keyed(key):
+        return vector.flatten(model_of(federation))[0]
+
+
 def check(federation: Federation) -> None:
-    """Refuse an unsuitable file, or more parties than the model has parameters, before anything is started."""
+    """Refuse an unsuitable file or model, or more parties than it has parameters, before anything is started."""
+    for step in federation.steps:
+        step.check(federation)
     if federation.init is not None:
         initial(federation)
     if len(federation.route.parties()) > MANY:

@@ -24,8 +24,8 @@ from fl_privacy.files import make_folder, replace
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import load_key
 from fl_privacy.round.letters import Letters
-from fl_privacy.round.noticeboard import Noticeboard
-from fl_privacy.round.secret import Agreed
+from fl_privacy.round.noticeboard import Noticeboard, run_of
+from fl_privacy.agreement.secret import Agreed
 from fl_privacy.wire.client import explain
 from fl_privacy.wire.rpc import Stub
 
@@ -139,7 +139,7 @@ class Agreeing:
         roster = self._keys.roster()
         if self._part is None or self._part.terms.roster != roster.digest:
             terms = Terms.of_roster(roster, f"{roster.federation}-{roster.serial}", 0)
-            letters = Letters(self._dial(), self._own, f"agreement-{roster.digest[:32]}", self._keys)
+            letters = Letters(self._dial(), self._own, run_of(roster.digest), self._keys)
             part = Part(terms, self._own.name, self._keys, self._state, letters, self._log, self._pace)
             with self._news:
                 self._part = part

@@ -23,6 +23,11 @@ MOST_PIECES = 64
 RENEW = 300.0  # seconds: the mailbox may have been restarted, and it keeps nothing for more than an hour
 
 
+def run_of(roster: str) -> str:
+    """Under which name the mailbox keeps the letters of a roster's agreement."""
+    return f"{TOPIC}-{roster}"
+
+
 @dataclass(frozen=True)
 class News:
     """A message that was not taken before. One that is refused now may be good once another site's key is known."""

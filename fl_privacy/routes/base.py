@@ -163,6 +163,11 @@ def no_model() -> Vector:
     raise ConfigError("model: this party has no initial model")
 
 
+def no_stamp(at: At) -> bytes:
+    """A site whose steps have none."""
+    return b""
+
+
 def no_log(event: str, **fields: Any) -> None:
     """A party without a log."""
 
@@ -182,6 +187,7 @@ class SiteSeat(Seat):
     state: Path | None = None  # the site's own folder
     initial: Callable[[], Vector] = no_model  # the federation's first model
     log: Callable[..., None] = no_log
+    stamp: Callable[[At], bytes] = no_stamp  # that goes with an upload
 
     @property
     def peers(self) -> list[tuple[str, Identity]]:
@@ -270,6 +276,11 @@ class Route(Choice, ABC):
     carries_counts: ClassVar[bool] = False  # it adds up counts of evaluation, and has a farewell after the last round
     simulated: ClassVar[bool] = False  # it exists on the simulation engine only, to be compared with
     sends_models: ClassVar[bool] = False  # sites send each other models, not updates
+
+    @property
+    def carries_letters(self) -> bool:
+        """Whether sites can leave each other messages at its first middleware before a run begins."""
+        return False
 
     @property
     def exchanges(self) -> tuple[str, ...]:

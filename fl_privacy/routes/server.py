@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from fl_privacy.coding import Payload
 from fl_privacy.crypto import keys
-from fl_privacy.errors import ProtocolError, RoundFailed, require
+from fl_privacy.errors import FederationError, ProtocolError, RoundFailed, require
 from fl_privacy.round.counted import Counted, received
 from fl_privacy.round.own_models import OwnModels, root_of
 from fl_privacy.round.terms import Terms
@@ -62,8 +64,32 @@ class ServerRoute(ThroughFlower):
     """The baseline: updates travel through Flower, and the server sees who sent what."""
 
     kind: Literal["server"] = "server"
+    mailbox: bool = Field(False, description="a process that carries sealed messages between sites, and can read none")
 
     shows_owners: ClassVar[bool] = True
+
+    @property
+    def carries_letters(self) -> bool:
+        return self.mailbox
+
+    def parties(self) -> list[tuple[str, str]]:
+        return [("mailbox", "mailbox")] if self.mailbox else []
+
+    def middleware(self) -> list[str]:
+        return ["mailbox"] if self.mailbox else []
+
+
+def odd(stamps: Mapping[str, bytes]) -> frozenset[str]:
+    """Who sent another stamp than most: a third or more of them are no few liars, but a split, which ends the run."""
+    if len(set(stamps.values())) < 2:
+        return frozenset()
+    (most, _), *_ = Counter(stamps.values()).most_common(1)
+    others = frozenset(site for site, stamp in stamps.items() if stamp != most)
+    if 3 * len(others) >= len(stamps):
+        say = f"{len(others)} of {len(stamps)} sites show another check value: {', '.join(sorted(others))}"
+        fix = "their logs name who signed for both; remove these, and start a new run"
+        raise FederationError(f"upload: sites hold different secrets: {say}; {fix}")
+    return others
 
 
 class AtSite:
@@ -100,7 +126,10 @@ class AtSite:
         return ()
 
     def deliver(self, at: At, payload: Payload, counts: Counts | None = None) -> None:
-        self._update = payload if counts is None else np.concatenate([payload, counts.view(payload.dtype)])
+        stamp = np.frombuffer(self._seat.stamp(at), np.uint8)
+        behind = [] if counts is None else [counts.view(payload.dtype)]
+        behind += [stamp.view(payload.dtype)] if stamp.size else []
+        self._update = np.concatenate([payload, *behind]) if behind else payload
 
     def abstain(self, at: At) -> None:
         """The reply without an update says so."""
@@ -146,22 +175,28 @@ class AtServer:
         self._invite(ask, model)
         until, failed = time.monotonic() + self._federation.deadline, 0
         updates, counted, receipts = dict[str, Payload](), Counted(ask.counts), list[Event]()
+        stamps = dict[str, bytes]()
         while len(updates) + failed < len(ask.cohort) and time.monotonic() < until:
             for site, status, reply in self._sites.answers(ask):
                 receipts.append(Receipt(name=site, status=status, time=time.time()))
-                update, counts = self._parts(ask, reply) if status == "done" else (None, None)
+                update, counts, stamp = self._parts(ask, reply) if status == "done" else (None, None, b"")
                 if update is None:
                     failed += 1
                     continue
-                updates[site] = update
+                updates[site], stamps[site] = update, stamp
                 if counts is not None:
                     counted.add(site, counts)
             time.sleep(POLL)
+        left_out = odd(stamps)
+        updates = {site: update for site, update in updates.items() if site not in left_out}
         if len(updates) < (needed := ask.terms.quorum):
             raise RoundFailed(f"{len(updates)} of {len(ask.cohort)} updates came, {needed} are needed")
         names = sorted(updates)
         outcome = Outcome(len(names), receipts=[*receipts, *rows_of(names)], seen=counted.stored(names))
-        outcome.counts, outcome.counted = counted.total(), len(counted.sites)
+        senders = [site for site in counted.sites if site not in left_out]
+        outcome.counts, outcome.counted = counted.total(senders), len(senders)
+        if self._federation.stamp_bytes:
+            outcome.seen["stamps"] = np.stack([np.frombuffer(stamps[site], np.uint8) for site in names])
         if not ask.farewell:
             outcome.rows, outcome.tiers = np.stack([updates[n] for n in names]), list(map(self._tier, names))
             outcome.owners, outcome.received = names, outcome.rows.nbytes
@@ -180,17 +215,20 @@ class AtServer:
     def _tier(self, site: str) -> str:
         return self._federation.site(site).tier
 
-    def _parts(self, ask: Ask, reply: Payload | None) -> tuple[Payload | None, Counts | None]:
-        """The update in a reply, None unless it is sound, and the counts behind it."""
+    def _parts(self, ask: Ask, reply: Payload | None) -> tuple[Payload | None, Counts | None, bytes]:
+        """The update in a reply, None unless it is sound, and the counts and the stamp behind it."""
         coding = self._federation.coding
         size = 0 if ask.farewell else coding.length(self._size)
         data = np.empty(0, coding.type) if reply is None else reply
         try:
             require(data.dtype == coding.type and data[:size].shape == (size,), "update: not of this layout")
             coding.check(data[:size])
-            return data[:size], received(data[size:].tobytes(), ask.counts)
+            behind, length = data[size:].tobytes(), self._federation.stamp_bytes
+            require(len(behind) >= length, "stamp: missing")
+            rest = len(behind) - length
+            return data[:size], received(behind[:rest], ask.counts), behind[rest:]
         except ProtocolError:
-            return None, None
+            return None, None, b""
 
     def copies(self, ask: Ask) -> int:
         return len(ask.cohort)

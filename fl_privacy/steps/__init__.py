@@ -9,6 +9,8 @@ STEPS: Registry[type[Step]] = Registry(
         **{f"{slot}.none": "fl_privacy.steps.base:Off" for slot in SLOTS},
         "privatise.ldp": "fl_privacy.steps.privatise.ldp:Ldp",
         "privatise.dpsgd": "fl_privacy.steps.privatise.dpsgd:Dpsgd",
+        "permute.tazza": "fl_privacy.steps.permute.shuffled:Tazza",
+        "permute.tazza-published": "fl_privacy.steps.permute.shuffled:TazzaPublished",
         "compress.dsc": "fl_privacy.steps.compress.dsc:Dsc",
         "compress.dsc-mean": "fl_privacy.steps.compress.dsc:DscMean",
         "compress.prune": "fl_privacy.steps.compress.prune:Prune",

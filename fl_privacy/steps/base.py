@@ -19,6 +19,7 @@ from fl_privacy.crypto import keys
 from fl_privacy.vector import Vector
 
 if TYPE_CHECKING:
+    from fl_privacy.agreement.secret import Secrets
     from fl_privacy.config import Federation
     from fl_privacy.dp.ledger import Charge
     from fl_privacy.tasks.workload import Fit, Workload
@@ -53,6 +54,7 @@ class Seat:
     work: Workload
     records: int  # how many the site trains on
     state: Path | None  # the site's own folder
+    secrets: Secrets | None = None  # where the sites agree on a secret
 
     @property
     def budget(self) -> float:
@@ -91,6 +93,14 @@ class Running:
         """The update in the form that the next step, or the wire, takes."""
         return update
 
+    def stamp(self, at: At) -> bytes:
+        """What goes with the upload, `Step.stamp_bytes` long: the server compares those of all sites."""
+        return b""
+
+    def truth(self, at: At) -> Mapping[str, NDArray[Any]]:
+        """What scoring an attack needs to know of this step; for sites that record the truth."""
+        return {}
+
     def notes(self) -> Mapping[str, Any]:
         """What the site logs of the update that just left this step; it stays at the site."""
         return {}
@@ -112,6 +122,17 @@ class Foretold(NamedTuple):
 
 class Step(Choice):
     """A choice for one step of an update's path."""
+
+    agrees: ClassVar[bool] = False  # its sites have a common secret that the server does not know
+    closes: ClassVar[bool] = False  # models are readable at the sites alone
+    stamp_bytes: ClassVar[int] = 0  # that go with every upload
+
+    def first(self, model: Vector) -> Vector:
+        """What the server starts from, where the federation's first model is this one."""
+        return model
+
+    def check(self, federation: Federation) -> None:
+        """Refuse a model that this step cannot take, before anything is started."""
 
     def coding(self, before: Coding) -> Coding:
         """How an update travels after this step, given how it would travel without it."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_privacy.crypto.stream import Words
 from fl_privacy.errors import FederationError
 from fl_privacy.tasks.catalog import MODELS
 from fl_privacy.tasks.train import drawing
@@ -28,6 +34,9 @@ RESNET_RESIDUALS = (1, 3)  # the blocks that a residual one follows
 LSTM_HIDDEN = 32
 TRANSFORMER_WIDTH, TRANSFORMER_HEADS, TRANSFORMER_LAYERS = 32, 4, 2
 PLACES = 0.5  # as large as what a number of size 1 is embedded to: SGD finds smaller ones only after many rounds
+
+MT_WORDS, MT_AT = 624, 24  # of MT19937, and where they are in the state of torch's generator
+_key: ContextVar[bytes | None] = ContextVar("key", default=None)
 
 
 def build(
@@ -48,7 +57,36 @@ def build(
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A new model with weights that the seed determines; global generators are not affected."""
     with drawing(seed, torch.device("cpu")):
+        if (key := _key.get()) is not None:
+            _draw_from(key)
         return make()
+
+
+@contextmanager
+def keyed(key: bytes) -> Iterator[None]:
+    """New models have weights from this key instead of a seed."""
+    token = _key.set(key)
+    try:
+        yield
+    finally:
+        _key.reset(token)
+
+
+def _draw_from(key: bytes) -> None:
+    """Set the global generators by a key.
+
+    torch seeds its generator (MT19937) with 32 bits, which can be tried. Here all 624 words of its state are drawn.
+    """
+    stream = Words(key)
+
+    def words() -> NDArray[np.uint64]:
+        return stream.take(MT_WORDS) & np.uint64(2**32 - 1)
+
+    state, drawn = torch.Generator().manual_seed(0).get_state().numpy().copy(), words()
+    state[MT_AT : MT_AT + drawn.nbytes] = drawn.view(np.uint8)
+    torch.default_generator.set_state(torch.from_numpy(state))
+    np.random.seed(words().astype(np.uint32))
+    random.seed(words().tobytes())
 
 
 def mlp(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = HIDDEN) -> nn.Module:
