@@ -40,8 +40,8 @@ from fl_privacy.shard.sealed import SEALED, sizes
 from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import Receiver, digest, header_of
 
-from .letterbox import Letterbox
 from .carried import Carried, Carrying, Held, Signed
+from .letterbox import Letterbox
 
 LARGEST_ENVELOPE = 4096  # bytes
 MOST_OPENING = 64

@@ -13,6 +13,7 @@ from fl_privacy.config import Federation
 from fl_privacy.errors import FederationError
 from fl_privacy.identity.keyring import Keyring
 from fl_privacy.ops.log import Log
+from fl_privacy.round.together import Together
 from fl_privacy.tasks.workload import Workload
 
 from . import worker
@@ -52,7 +53,19 @@ def _site(home: str, partition: int) -> Site:
     state = Path(facts["sites"]) / name
     keys, log = Keyring(Path(home) / "sites" / name, state), _log(home, name)
     folders = (None, Path(facts["run_dir"]) / "truth" / name, state)  # data, truth, state
-    return Site(work.federation, name, keys, facts["middleware"], *folders, workload=work, log=log)
+    secrets = _together(home, name) if work.federation.agrees else None
+    return Site(work.federation, name, keys, facts["middleware"], *folders, workload=work, log=log, secrets=secrets)
+
+
+def _together(home: str, name: str) -> Together:
+    """The simulated sites' agreement, of which one process plays all parts."""
+    facts, names = _facts(home), workload(home).federation.site_names
+
+    def state(site: str) -> Path:
+        return Path(facts["sites"]) / site
+
+    keys = {site: Keyring(Path(home) / "sites" / site, state(site)) for site in names}
+    return Together(name, keys, state, Path(home) / "agreement.lock", _log(home, name))
 
 
 def _log(home: str, name: str) -> Log:

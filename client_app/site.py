@@ -20,9 +20,9 @@ from fl_privacy.identity.keyring import Keyring
 from fl_privacy.models.initial import initial
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, OFF, Metrics
+from fl_privacy.round.agreeing import Agreeing
 from fl_privacy.round.sent import Sent
 from fl_privacy.round.terms import FAREWELLS
-from fl_privacy.round.agreeing import Agreeing
 from fl_privacy.routes.base import SiteSeat, Ticket, no_head, peers
 from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At, Seat

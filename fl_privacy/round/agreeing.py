@@ -1,7 +1,7 @@
 """A site's part in its roster's agreement: drives the state machine over a mailbox, in a thread of its own.
 
-The mailbox has one bulletin of every site (`fl_privacy.agreement.bulletin`), sealed for the others. Nothing in it can be
-read or changed on the way. The site's state is on its disk, encrypted, before anybody sees what follows from it.
+The mailbox has one bulletin of every site (`fl_privacy.agreement.bulletin`), sealed for the others: on the way it cannot
+be read or changed. The site's state is on its disk, encrypted, before anybody sees what follows from it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ import grpc
 
 from fl_privacy.agreement.machine import DEADLINE, RESEND, Agreed as Decided, Agreement, Named, Output, Send, Timer
 from fl_privacy.agreement.saved import restore, save
+from fl_privacy.agreement.secret import Agreed
 from fl_privacy.agreement.terms import Terms, public
 from fl_privacy.crypto import keys as secret_keys
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.files import make_folder, replace
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import load_key
+from fl_privacy.identity.roster import Roster
 from fl_privacy.round.letters import Letters
 from fl_privacy.round.noticeboard import Noticeboard, run_of
-from fl_privacy.agreement.secret import Agreed
 from fl_privacy.wire.client import explain
 from fl_privacy.wire.rpc import Stub
 
 FOLDER = "agreement"  # in the site's own folder
+KEPT = 16  # rosters
 Log = Callable[..., None]
 
 
@@ -46,6 +48,9 @@ class Pace:
     looking: float = 10.0  # for news at the start of a round
 
 
+PACE = Pace()
+
+
 class Agreeing:
     """Alive as long as the site. A new roster starts a new agreement, with new contributions."""
 
@@ -58,7 +63,7 @@ class Agreeing:
         dial: Callable[[], Stub],
         wait: float,
         log: Log,
-        pace: Pace = Pace(),
+        pace: Pace = PACE,
     ) -> None:
         """`wait`: how long a round waits for the secret."""
         self._own, self._keys, self._state = Identity(federation, "site", site), keyring, state
@@ -138,12 +143,33 @@ class Agreeing:
     def _turn(self) -> bool:
         roster = self._keys.roster()
         if self._part is None or self._part.terms.roster != roster.digest:
-            terms = Terms.of_roster(roster, f"{roster.federation}-{roster.serial}", 0)
+            terms = terms_of(roster)
             letters = Letters(self._dial(), self._own, run_of(roster.digest), self._keys)
             part = Part(terms, self._own.name, self._keys, self._state, letters, self._log, self._pace)
             with self._news:
                 self._part = part
         return self._part.turn()
+
+
+def terms_of(roster: Roster) -> Terms:
+    """The agreement of a roster's sites: it is for all runs, each of which derives its own secret."""
+    return Terms.of_roster(roster, f"{roster.federation}-{roster.serial}", 0)
+
+
+def place_of(state: Path, roster: str) -> Path:
+    """Where a site keeps its part in the agreement of a roster."""
+    return state / FOLDER / f"{roster[:32]}.sealed"
+
+
+def _prune(folder: Path) -> None:
+    """Forget the secrets of older rosters: runs of the newest ones may still be resumed."""
+    for path in sorted(folder.glob("*.sealed"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        path.unlink(missing_ok=True)
+
+
+def disk_key(keyring: Keyring, roster: str, site: str) -> bytes:
+    """What that file is encrypted under: only who has the site's key can read it."""
+    return secret_keys.derive(keyring.key_file.read_bytes(), roster, 0, site, "agreement on the disk")
 
 
 class Part:
@@ -153,8 +179,7 @@ class Part:
         self, terms: Terms, site: str, keyring: Keyring, state: Path, letters: Letters, log: Log, pace: Pace
     ) -> None:
         self.terms, self._site, self._log, self._pace = terms, site, log, pace
-        self._disk = secret_keys.derive(keyring.key_file.read_bytes(), terms.roster, 0, site, "agreement on the disk")
-        self._path = state / FOLDER / f"{terms.roster[:32]}.sealed"
+        self._disk, self._path = disk_key(keyring, terms.roster, site), place_of(state, terms.roster)
         self._folder = self._path.parent
         signer = load_key(keyring.key_file)
         terms.learn(site, public(signer))
@@ -174,6 +199,7 @@ class Part:
         found, now = list[Output](), time.monotonic()
         if not self._started:
             make_folder(self._folder)
+            _prune(self._folder)
             found, self._started = self.agreement.start(), True
             self._note()
         for message in self._board.news():

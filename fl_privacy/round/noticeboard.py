@@ -99,8 +99,9 @@ class Noticeboard:
 
     def publish(self) -> bool:
         """Put up what there is to say, if that or who can read it changed, or the last time was long ago."""
-        known = {site: key for site, key in self._terms.key_of.items()}
-        made = Bulletin(self._terms.roster, known, tuple(self._messages), dict(self._checks), self.evidence)
+        made = Bulletin(
+            self._terms.roster, dict(self._terms.key_of), tuple(self._messages), dict(self._checks), self.evidence
+        )
         readers = frozenset((site, card.key.public_bytes_raw()) for site, card in self._cards.items())
         now = time.monotonic()
         if (made, readers) == self._last and now < self._due:
