@@ -1,7 +1,7 @@
 """A site's part in its roster's agreement: drives the state machine over a mailbox, in a thread of its own.
 
-The mailbox has one bulletin of every site (`fl_privacy.agreement.bulletin`), sealed for the others: on the way it cannot
-be read or changed. The site's state is on its disk, encrypted, before anybody sees what follows from it.
+The mailbox has one bulletin of every site (`fl_privacy.agreement.bulletin`), sealed for the others: nobody
+can read or change it on the way. The site's state is on its disk, encrypted, before anybody sees what follows from it.
 """
 
 from __future__ import annotations
