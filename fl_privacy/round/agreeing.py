@@ -234,7 +234,7 @@ class Part:
                 self._note()
 
     def _note(self) -> None:
-        """The secret, once there is one; from now on others can see in our evidence what we were told."""
+        """The secret, once there is one; from now on our evidence shows the others what we received."""
         outcome = self.agreement.outcome
         if outcome is not None:
             self.agreed = Agreed(outcome.secret, self.terms)

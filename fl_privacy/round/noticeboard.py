@@ -20,7 +20,7 @@ from fl_privacy.round.mailbox import LARGEST
 TOPIC = "agreement"
 PIECE = LARGEST - 1024  # leaves room for a letter's signature and marks
 MOST_PIECES = 64
-RENEW = 300.0  # seconds: the mailbox may have been restarted, and it keeps nothing for more than an hour
+RENEW = 60.0  # seconds: the mailbox may have lost it, and it keeps nothing for more than an hour
 
 
 def run_of(roster: str) -> str:
@@ -58,7 +58,10 @@ class Noticeboard:
         if self._card_due <= now:
             self._letters.publish()
             self._card_due = now + RENEW
-        self._cards = {site: card for site, card in self._letters.cards().items() if site in self._terms.sites}
+        cards = {site: card for site, card in self._letters.cards().items() if site in self._terms.sites}
+        if set(self._cards) - set(cards):  # the mailbox was restarted: it has lost ours too
+            self._card_due = self._due = 0.0
+        self._cards = cards
         for site, card in self._cards.items():
             self._learn(site, _der(card))
         for site, data in self._texts().items():
