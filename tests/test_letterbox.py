@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,3 +105,57 @@ def test_only_sites_use_it_and_only_under_the_roster_in_force(house: House, mail
         assert status(call, request, timeout=CALL) == code, name
     header = round_header("run-1", 1, 10)
     assert status(open_round, mailbox.server, header, np.zeros(10, np.float32)) == "UNIMPLEMENTED"
+
+
+class Sites:
+    """Sites that are processes of their own."""
+
+    def __init__(self, house: House, mailbox: Deployment) -> None:
+        self._house, self._mailbox, self._folder = house, mailbox, house.folder / "out"
+        self._folder.mkdir()
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, faces: int = 1) -> None:
+        script, keys = Path(__file__).parent / "agreeing_site.py", self._house.keys.of("site", name).folder
+        command = [sys.executable, str(script), str(keys), str(self._house.state(name)), self._mailbox.address, name]
+        with (self._folder / name).open("ab") as out:
+            self.running[name] = subprocess.Popen([*command, str(faces)], stdout=out)
+
+    def kill(self, name: str) -> None:
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        path = self._folder / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def lives(self, name: str) -> int:
+        return sum(line["event"] == "started" for line in self.lines(name))
+
+    def digest(self, name: str) -> str:
+        return next((line["digest"] for line in reversed(self.lines(name)) if line["event"] == "secret"), "")
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_real_processes_agree_though_one_is_killed_again_and_again_and_one_contradicts_itself(
+    house: House, mailbox: Deployment
+) -> None:
+    sites = Sites(house, mailbox)
+    try:
+        sites.start("site-3", faces=2)
+        for name in NAMES[:3]:
+            sites.start(name)
+        for life, pause in enumerate((0.3, 0.6, 0.1), start=1):  # amid whatever it does then, after it began
+            eventually(lambda life=life: sites.lives("site-0") >= life, 120.0)  # type: ignore[misc]
+            time.sleep(pause)
+            sites.kill("site-0")
+            sites.start("site-0")
+        eventually(lambda: all(sites.digest(name) for name in NAMES[:3]), 120.0)
+        assert len({sites.digest(name) for name in NAMES[:3]}) == 1
+        caught = {line["site"] for name in NAMES[:3] for line in sites.lines(name) if line["event"] == "equivocated"}
+        assert caught <= {"site-3"}
+    finally:
+        for name in list(sites.running):
+            sites.kill(name)

@@ -22,7 +22,7 @@ from fl_privacy.agreement.terms import MOST
 from fl_privacy.crypto import keys, sealing
 from fl_privacy.errors import ProtocolError, require
 
-LARGEST = 8 * MOST_BYTES  # bytes of the text
+LARGEST = 4 * MOST_BYTES  # bytes of the text
 MESSAGES = 64  # of an agreement, newest last
 CHECKS = 8  # runs
 ENVELOPE = sealing.OVERHEAD + keys.KEY_BYTES

@@ -20,7 +20,7 @@ from fl_privacy.agreement.saved import restore, save
 from fl_privacy.agreement.secret import Agreed
 from fl_privacy.agreement.terms import Terms, public
 from fl_privacy.crypto import keys as secret_keys
-from fl_privacy.errors import FederationError, ProtocolError
+from fl_privacy.errors import ProtocolError, reason_of
 from fl_privacy.files import make_folder, replace
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import load_key
@@ -126,8 +126,8 @@ class Agreeing:
                 moved, self._problem = (time.monotonic() if self._turn() else moved), ""
             except grpc.RpcError as error:
                 self._problem = explain(error)
-            except (FederationError, OSError) as error:
-                self._problem = str(error)
+            except Exception as error:  # the site's other work goes on, and its next look may succeed
+                self._problem = reason_of(error)
             with self._news:
                 self._done = self._begun
                 self._news.notify_all()
