@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 
 from fl_privacy import models
-from fl_privacy.agreement.secret import Secrets
+from fl_privacy.agreement.secret import Secrets, Seeded
 from fl_privacy.behaviours import Scene
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
@@ -20,7 +20,7 @@ from fl_privacy.identity.keyring import Keyring
 from fl_privacy.models.initial import initial
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, OFF, Metrics
-from fl_privacy.round.agreeing import Agreeing
+from fl_privacy.round.agreeing import Agreeing, terms_of
 from fl_privacy.round.sent import Sent
 from fl_privacy.round.terms import FAREWELLS
 from fl_privacy.routes.base import SiteSeat, Ticket, no_head, peers
@@ -74,7 +74,9 @@ class Site:
         records = self._work.site_data(name)
         self._work.check_model(records)
         self._data = Canaries(federation, name, records, state)
-        if federation.agrees and secrets is None and state is not None:
+        if federation.agrees and federation.reproducible:
+            secrets = Seeded(federation.seed, lambda: terms_of(keys.roster()))
+        elif federation.agrees and secrets is None and state is not None:
             secrets = agreeing(federation, name, keys, middleware, state, self.log)
         seat = Seat(federation, name, self._work, self._data.expected, state, secrets)
         self._steps, self._evaluation = Pipeline(seat), Evaluation(seat)

@@ -1,4 +1,4 @@
-"""A process with one site's part in an agreement: KEYS STATE CONFIG ADDRESS NAME [FACES]. It prints events as JSON lines.
+"""A process with one site's part in an agreement: KEYS STATE ADDRESS NAME [FACES]. It prints events as JSON.
 
 With two faces it is two sites with one key, each with a state of its own: it contradicts itself.
 """

@@ -1,4 +1,4 @@
-"""The mailbox process beside `route: {kind: server}`: sites agree over it, also if it is killed; nobody else may use it."""
+"""The mailbox process of `route: {kind: server}`: sites agree over it, also if it is killed; it is closed to others."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from client_app.pipeline import Pipeline
-from fl_privacy.agreement.secret import CHECK_BYTES, Agreed
+from fl_privacy.agreement.secret import CHECK_BYTES, Agreed, Seeded
 from fl_privacy.agreement.terms import Terms
 from fl_privacy.combine.rules import RULES
 from fl_privacy.config import Federation
@@ -189,11 +189,21 @@ def test_a_run_does_not_go_on_under_another_roster(work: Workload, tmp_path: Pat
     site(Given(agreed("cd" * 32))).inward(model, replace(at(1), run="next"))
 
 
+def test_reproducible_runs_have_the_same_bits_and_a_secret_that_is_none(work: Workload) -> None:
+    sent = []
+    for run, nonce in (("one", NONCE), ("two", bytes([1] * 16))):
+        secrets = Seeded(7, lambda: agreed().terms)
+        seat = Seat(config(reproducible=True), "site-0", work, 100, None, secrets)
+        site, here = Pipeline(seat), replace(at(1), run=run, nonce=nonce)
+        sent.append(site.outward(site.inward(np.zeros(work.layout.size, np.float32), here), here).tobytes())
+    assert sent[0] == sent[1]
+
+
 def test_no_rule_or_secret_is_in_what_a_site_keeps(work: Workload, tmp_path: Path) -> None:
     federation = config()
     site = Pipeline(Seat(federation, "site-0", work, 100, tmp_path, Given(agreed())))
     site.outward(site.inward(np.zeros(work.layout.size, np.float32), at(1)), at(1))
-    rule = rules_of(work, "site-0").draw(agreed().of_run(RUN, NONCE), RUN, 1)
+    rule = rules_of(work, "site-0").draw(agreed().of_run(RUN, NONCE), "test", 1)
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     hidden = [SECRET, agreed().of_run(RUN, NONCE)]
     hidden += [axis.tobytes()[:64] for axes in rule.tensors.values() for axis in axes if axis is not None]
@@ -295,6 +305,6 @@ def test_the_parts_of_an_update_travel_in_one_order() -> None:
     work = Workload(federation)
     (site, *_) = pipelines(federation, work, Given(agreed())).values()
     start = site.inward(np.zeros(work.layout.size, np.float32), at(1))
-    rule = rules_of(work, "site-0").draw(agreed().of_run(RUN, NONCE), RUN, 1)
+    rule = rules_of(work, "site-0").draw(agreed().of_run(RUN, NONCE), "test", 1)
     update = np.random.default_rng(0).normal(size=start.size).astype(np.float32)
     assert np.array_equal(site.outward(update, at(1)), tazza.apply(start + update, work.layout, rule))

@@ -78,7 +78,7 @@ def _check_secrets(folder: Path, run: Path, federation: Federation) -> None:
     own = Agreed(secret, terms_of(roster)).of_run(run.name, nonce)
     rules, hidden = example_rules(federation), [secret, own, secret.hex().encode(), own.hex().encode()]
     for round in range(1, federation.rounds + 1):
-        rule = rules.draw(own, run.name, round)
+        rule = rules.draw(own, federation.name, round)
         axes = [axis for tensor in rule.tensors.values() for axis in tensor if axis is not None]
         hidden += [axis.astype(kind).tobytes()[:48] for axis in axes for kind in (np.int64, np.int32)]
     held = [run, private / "server", private / "mailbox", folder / ".state" / run.name]
@@ -99,7 +99,7 @@ def _check_models(folder: Path, run: Path, federation: Federation, own: bytes) -
     last = federation.rounds
     closed = open_run(run).view("server").round(last).arrays
     assert not np.array_equal(closed["model"], found)
-    rule = example_rules(federation).draw(own, run.name, last)
+    rule = example_rules(federation).draw(own, federation.name, last)
     rows = next(array for name, array in closed.items() if array.ndim == 2 and array.dtype == np.float32)
     opened = rule.inverse.apply((closed["model"] + rows.mean(axis=0)).astype(np.float32), layout)
     assert np.abs(opened - found).max() < 1e-5 * np.abs(found).max()

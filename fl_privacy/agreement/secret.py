@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +28,14 @@ class Agreed:
         return keys.derive(self.secret, run, round, f"{nonce.hex()} {self.terms.scope.hex()}", "upload check")
 
 
+@dataclass(frozen=True)
+class Repeatable(Agreed):
+    """The same for all runs, under `reproducible: true`: an engine and another one give the same bits."""
+
+    def of_run(self, run: str, nonce: bytes) -> bytes:
+        return keys.derive(self.secret, "", 0, "", "secret of a run")
+
+
 class Secrets(Protocol):
     """A site's way to the agreed secret."""
 
@@ -35,3 +44,17 @@ class Secrets(Protocol):
 
     def show(self, run: str, nonce: bytes, round: int) -> None:
         """Tell the other sites the check value of an upload."""
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """Nothing is agreed on: the secret is from the config's seed, and none. For runs that are not private anyway."""
+
+    seed: int
+    terms: Callable[[], Terms]
+
+    def agreed(self) -> Agreed:
+        return Repeatable(keys.derive(self.seed.to_bytes(32, "big"), "", 0, "", "agreed secret"), self.terms())
+
+    def show(self, run: str, nonce: bytes, round: int) -> None:
+        """All sites have the same seed."""

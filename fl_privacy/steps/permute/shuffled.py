@@ -137,9 +137,9 @@ class Closing(Running):
         secret = agreed.of_run(at.run, at.nonce)
         self._received = model
         if version:
-            self._plain = self._rule(secret, at.run, version).inverse.apply(model, self._layout)
+            self._plain = self._rule(secret, version).inverse.apply(model, self._layout)
         else:
-            self._plain = self._first(secret, at.run) if self._own_start else model
+            self._plain = self._first(secret) if self._own_start else model
         return self._plain
 
     def outward(self, update: Payload, at: At) -> Payload:
@@ -166,20 +166,20 @@ class Closing(Running):
         self._before = state[ROSTER].astype(np.uint8).tobytes() if ROSTER in state else b""
 
     def _closing(self, at: At) -> Rule:
-        return self._rule(self._agreed().of_run(at.run, at.nonce), at.run, at.round)
+        return self._rule(self._agreed().of_run(at.run, at.nonce), at.round)
 
-    def _rule(self, secret: bytes, run: str, round: int) -> Rule:
+    def _rule(self, secret: bytes, round: int) -> Rule:
         """The rule of a round; those of two rounds are kept."""
         place = (secret, round)
         if place not in self._drawn:
             self._drawn = dict(list(self._drawn.items())[-1:])
-            self._drawn[place] = self._rules.draw(secret, run, round)
+            self._drawn[place] = self._rules.draw(secret, self._seat.federation.name, round)
         return self._drawn[place]
 
-    def _first(self, secret: bytes, run: str) -> Vector:
+    def _first(self, secret: bytes) -> Vector:
         from fl_privacy.models.initial import drawn
 
-        return drawn(self._seat.federation, keys.derive(secret, run, 0, "", "first model"))
+        return drawn(self._seat.federation, keys.derive(secret, "", 0, "", "first model"))
 
     def _agreed(self) -> Agreed:
         if self._seat.secrets is None:
