@@ -107,6 +107,17 @@ def test_with_a_third_silent_a_round_ends_and_says_who_is_missing(tmp_path: Path
     assert "2 of 4 sites answered, 3 are needed; silent: site-2, site-3" in reason
 
 
+def test_a_mailbox_that_withholds_one_site_s_letters_stops_nobody_else(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.post.hidden = {name: {"site-3"} for name in house.names[:3]}
+    house.start()
+    assert len(secrets_of(house, *house.names[:3])) == 1
+    part = house.sites["site-3"]._part
+    house.stop()
+    assert part is not None
+    assert part.agreed is None  # nobody seals a bulletin for a site without a card: it is as if it were silent
+
+
 def test_a_new_roster_has_another_secret_and_who_is_removed_is_not_told(tmp_path: Path) -> None:
     house = House(tmp_path, 5)
     house.start()
