@@ -100,9 +100,9 @@ def _single(values: NDArray[Any], where: str) -> NDArray[np.float32]:
     return made
 
 
-def _converted(values: NDArray[Any], kind: type[Any], where: str) -> NDArray[Any]:
+def _converted(values: NDArray[Any], dtype: type[Any], where: str) -> NDArray[Any]:
     """In this type; refused where a copy would fill the memory, which bytes as integers of 64 bits soon do."""
-    needed = 0 if values.dtype == kind else values.size * np.dtype(kind).itemsize
+    needed = 0 if values.dtype == dtype else values.size * np.dtype(dtype).itemsize
     check_room(needed, f"{where}: {len(values):,} of them")
     with np.errstate(over="ignore"):
-        return values.astype(kind, copy=False)
+        return values.astype(dtype, copy=False)

@@ -28,9 +28,9 @@ def held_out(*columns: Any, ratio: float = 0.2, seed: int = 0) -> NDArray[np.boo
 
 def _plain(column: NDArray[Any]) -> NDArray[Any]:
     """A form in which the bytes of a row depend on this row alone, not on the type that others demand of the array."""
-    if column.dtype.kind in "biuf":
+    if any(np.issubdtype(column.dtype, one) for one in (np.bool_, np.integer, np.floating)):
         return column.astype(np.float64)
-    if column.dtype.kind not in "US" or not column.ndim:
+    if not any(np.issubdtype(column.dtype, one) for one in (np.str_, np.bytes_)) or not column.ndim:
         raise DataError(f"held_out: an array is of type {column.dtype}; give numbers or text, one row per record")
     rows = ["\0".join(map(str, np.atleast_1d(row).tolist())) for row in column]
     made = np.empty(len(rows), "S32")

@@ -46,7 +46,7 @@ class WithSamples(Coding):
 
     def check(self, payload: Payload) -> None:
         super().check(payload)
-        if self.extra and np.abs(self.samples(payload)).max() > LARGEST:
+        if (np.abs(self.samples(payload)) > LARGEST).any():
             raise ProtocolError("INVALID_ARGUMENT", f"samples: beyond {LARGEST:g}, which no honest sample is")
 
     def decode(self, rows: Payload, parameters: int) -> NDArray[np.float32]:
