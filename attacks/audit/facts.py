@@ -26,7 +26,7 @@ def planned(federation: Federation) -> Found:
 
     parameters = layout_of(federation).size
     costs = federation.route.cost(federation, parameters)
-    (sent,) = {cost.updates[1] for cost in costs if ROLES[cost.party].has_node}
+    (sent,) = {cost.updates[1] for cost in costs if cost.party in ROLES and ROLES[cost.party].has_node}
     packed = next((size for step in federation.steps if (size := step.packed(parameters)) is not None), sent)
     at_least, whole = times(costs, RATE), FLOAT32.nbytes(parameters)
     seconds = at_least.updates * packed / sent + at_least.models
