@@ -2,7 +2,7 @@
 #   PYTHON=python3.12   interpreter for .venv (default: the newest supported one)
 #   TORCH=cpu|cuda      torch build (default: cpu, or the build in .venv)
 #   ARCH=x86_64|aarch64 target architecture of the wheelhouse
-#   WORKERS=4           processes that run all tests side by side
+#   WORKERS=6           processes that run all tests side by side
 #   CHECKERS=4          processes that run the tests of `make check`
 #   ARGS="..."          passed to the command of demo, check, test, compose-test, bench and lock
 PYTHON ?=
@@ -10,7 +10,7 @@ TORCH ?=
 ARCH ?=
 ARGS ?=
 # End-to-end tests wait more than they compute: more processes than cores. The others compute, but for a few.
-WORKERS ?= 4
+WORKERS ?= 6
 CHECKERS ?= 4
 # Tests start many processes: each would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE

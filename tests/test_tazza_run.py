@@ -1,4 +1,4 @@
-"""`fl-privacy up configs/tazza.yaml`: it learns, a killed site comes back, and the server never held a secret."""
+"""The examples of Tazza: they learn, a killed site comes back, poison stays out, and the server has no secret."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
+from attacks.common.replay import replay
+from attacks.common.truth import Truth
 from fl_privacy import models
 from fl_privacy.agreement.saved import restore
 from fl_privacy.agreement.secret import Agreed
@@ -22,10 +24,26 @@ from fl_privacy.steps.permute.shuffled import example_rules
 from fl_privacy.transcript import open_run, verify
 from fl_privacy.vector import Layout
 
-CONFIG = Path(__file__).parent.parent / "configs" / "tazza.yaml"
+CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIG, POISONED = CONFIGS / "tazza.yaml", CONFIGS / "tazza-poisoned.yaml"
 SITE = "site-1"
 
 pytestmark = pytest.mark.e2e
+
+
+def test_clusters_keep_label_flippers_out_although_the_server_cannot_read_the_models(tmp_path: Path) -> None:
+    """The server combines closed models; scoring opens them."""
+    result = up(Federation.load(POISONED), "simulation", tmp_path)
+    assert result.accuracy is not None
+    assert result.accuracy > 0.9
+    run, last = open_run(result.path), Federation.load(POISONED).rounds
+    measures = replay(Path(result.path), ["poisoning"], seeds=1)["poisoning"]["measures"]
+    assert measures["kept_out"]["value"] > 0.9
+    assert measures["kept_out"]["chance"] < 0.2  # of honest updates
+    assert measures["benign_accuracy"]["value"] > 0.9
+    model = run.view("server").round(last).arrays["model"]
+    truth = Truth(run)
+    assert not np.array_equal(truth.opened(model, ["site-0"]), model)
 
 
 def worker_of(folder: Path) -> list[psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -117,6 +118,16 @@ class Truth:
         return compose(
             [charge for arrays in kept for name, charge in costs.items() if charge and name in arrays], delta
         )
+
+    def opened(self, model: Vector, sites: Iterable[str]) -> Vector:
+        """A model after the last round, as these sites read it: a step may have its own order of coordinates."""
+        for truth in map(self._run.truth, sites):
+            arrays = truth.round(truth.rounds[-1]).arrays if truth.rounds else {}
+            if "order" in arrays:
+                plain = np.empty_like(model)
+                plain[arrays["order"]] = model
+                return plain
+        return model
 
     def records(self, site: str) -> Dataset:
         """What the site trained on, read again from the data folder."""

@@ -31,7 +31,8 @@ def score(found: Findings, truth: Truth) -> Scores:
     work = Workload(federation, truth.data_dir)
     test, chance = held_out(federation, work, honest), 1 / classes
     held = {site: found.holder(site) for site in federation.site_names}
-    accuracy = {name: _accuracy(work, found.models[name], test) for name in {held[site] for site in honest}}
+    models = {name: truth.opened(found.models[name], honest) for name in {held[site] for site in honest}}
+    accuracy = {name: _accuracy(work, model, test) for name, model in models.items()}
     measures = {
         "benign_accuracy": Measure(_mean(accuracy.values()), chance),
         "benign_site_accuracy": Measure(_mean(accuracy[held[site]] for site in honest), chance),
@@ -43,7 +44,7 @@ def score(found: Findings, truth: Truth) -> Scores:
         measures["kept_out"] = Measure(out[True], out[False])
     attack = next((site.behaviour for site in federation.sites if isinstance(site.behaviour, Backdoor)), None)
     if attack is not None:
-        pairs = [_fooled(work, found.models[name], test, attack) for name in accuracy]
+        pairs = [_fooled(work, model, test, attack) for model in models.values()]
         measures["backdoor"] = Measure(_mean(pair[0] for pair in pairs), _mean(pair[1] for pair in pairs))
     curve = {str(one.round): _kept_out([one], poisoned, True) for one in found.rounds if poisoned & one.groups.keys()}
     pictures = {"clusters": clusters(found.rounds, honest, sorted(poisoned))}
