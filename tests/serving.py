@@ -44,7 +44,7 @@ class Counting:
             pass
         return pb.Empty()
 
-    submit = seed = share = open
+    submit = seed = share = relay = open
     collect = fetch
     settle = abstain = shard = post = pickup = report = check = finish
 

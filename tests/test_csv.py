@@ -194,7 +194,7 @@ records = st.lists(st.binary(min_size=1, max_size=4), min_size=1, max_size=200)
 def test_a_record_s_own_content_decides_whether_it_is_held_out(
     found: list[bytes], seed: int, ratio: float, random: Any
 ) -> None:
-    drawn = HeldOut(ratio=ratio, seed=seed)._drawn
+    drawn = HeldOut(ratio=ratio, seed=seed).drawn
     sides = dict(zip(found, drawn(found).tolist(), strict=True))
     shuffled = random.sample(found, len(found))
     assert drawn(shuffled).tolist() == [sides[record] for record in shuffled]
@@ -204,10 +204,10 @@ def test_a_record_s_own_content_decides_whether_it_is_held_out(
 def test_the_share_is_that_of_the_config_and_seeds_differ() -> None:
     found = list(contents(np.arange(20_000)))
     for ratio in (0.1, 0.5):
-        counts = [int(HeldOut(ratio=ratio, seed=seed)._drawn(found).sum()) for seed in range(5)]
+        counts = [int(HeldOut(ratio=ratio, seed=seed).drawn(found).sum()) for seed in range(5)]
         # Six standard deviations of a binomial draw: once in 5e8 for each of ten.
         assert all(abs(count - ratio * 20_000) < 6 * math.sqrt(20_000 * ratio * (1 - ratio)) for count in counts)
-    one, other = (HeldOut(seed=seed)._drawn(found) for seed in (0, 1))
+    one, other = (HeldOut(seed=seed).drawn(found) for seed in (0, 1))
     assert not np.array_equal(one, other)
 
 

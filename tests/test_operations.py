@@ -377,10 +377,10 @@ def test_a_site_reports_charges_resends_and_what_it_did_not_send(tmp_path: Path)
     metrics = scrape.Prometheus("site", "site-0")
     keys, layout = Keys(tmp_path / "keys", federation.name), layout_of(federation)
     site = Site(federation, "site-0", keys.of("site", "site-0"), [], state=tmp_path, log=log, metrics=metrics)
-    model = bytearray(4 * site.parameters)
+    model = bytearray(4 * site._work.layout.size)
 
     def ask(round: int, **changes: Any) -> tuple[str, bytes]:
-        made = ask_of(federation, keys, "run-1", round, digest(np.zeros(site.parameters, np.float32)), layout)
+        made = ask_of(federation, keys, "run-1", round, digest(np.zeros(site._work.layout.size, np.float32)), layout)
         ticket = {"run": "run-1", "federation": federation.digest, "first": round, "last": round}
         ticket["terms"] = made.terms.to_json()
         ticket |= changes
