@@ -53,6 +53,7 @@ ATTACKS: Registry[Attack[Any]] = Registry(
         "inversion": "attacks.inversion.attack:ATTACK",
         "membership": "attacks.membership.attack:ATTACK",
         "metadata": "attacks.metadata.attack:ATTACK",
+        "permutation": "attacks.permutation.attack:ATTACK",
         "poisoning": "attacks.poisoning.attack:ATTACK",
         "privacy-inference": "attacks.privacy_inference.attack:ATTACK",
         "source": "attacks.source.attack:ATTACK",

@@ -129,6 +129,12 @@ class Truth:
                 return plain
         return model
 
+    def orders(self, site: str) -> dict[int, Ints]:
+        """By round where every coordinate of what the site sent comes from, if a step moved them."""
+        truth = self._run.truth(site)
+        found = {round: truth.round(round).arrays.get("order") for round in truth.rounds}
+        return {round: order.astype(np.int64) for round, order in found.items() if order is not None}
+
     def records(self, site: str) -> Dataset:
         """What the site trained on, read again from the data folder."""
         return self._work.site_data(site)

@@ -1,0 +1,1 @@
+"""What a server finds out about the secret orders of Tazza."""
