@@ -11,7 +11,9 @@ import torch
 
 from attacks.common.attack import Unsuitable
 from attacks.common.replay import replay
+from attacks.permutation import shadows
 from attacks.permutation.factors import Factors, after, between
+from attacks.permutation.invariants import Invariants, Step, invariants, linear
 from attacks.permutation.matching import MATCHERS, alternating, published
 from attacks.permutation.score import chance, correct
 from fl_privacy import vector
@@ -125,6 +127,48 @@ def test_models_with_an_order_per_head_or_gate_are_refused_with_the_reason() -> 
         factors_of(torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(24, 3)), torch.randn(2, 3, 8))
 
 
+def test_hidden_orders_cancel_in_the_invariants_and_input_orders_move_them() -> None:
+    torch.manual_seed(2)
+    module, rng = MODELS["deep"](), np.random.default_rng(1)
+    factors, before = factors_of(module, torch.randn(EXAMPLES["deep"])), vector.flatten(module)[0]
+    trained = (before + 0.1 * rng.standard_normal(before.size)).astype(np.float32)
+    (group,) = factors.inputs
+    (start, order), (end, _) = closed(factors, before, 1), closed(factors, trained, 1)
+    plain = invariants(factors, [Step(before, trained, np.arange(12))])
+    moved = invariants(factors, [Step(start, end, np.arange(12))])
+    opened = invariants(factors, [Step(start, end, order[group])])
+    source = order[group]
+    assert not np.array_equal(source, np.arange(12))
+    for found, product, moment in (
+        (moved, plain.product[:, source], plain.moment[source][:, source]),
+        (opened, plain.product, plain.moment),
+    ):
+        assert np.allclose(found.product, product, rtol=0, atol=1e-5 * np.abs(product).max())
+        assert np.allclose(found.moment, moment, rtol=0, atol=1e-5 * np.abs(moment).max())
+
+
+@pytest.mark.parametrize("related", [True, False])
+def test_shadows_say_which_input_is_which_where_they_are_related_and_nothing_otherwise(related: bool) -> None:
+    rng, shares = np.random.default_rng(3), list[float]()
+    for _ in range(20):
+        product, root = rng.standard_normal((4, 30)), rng.standard_normal((40, 30))
+
+        def like(scale: float, product: Any = product, root: Any = root) -> Invariants:
+            noisy = root + scale * rng.standard_normal(root.shape)
+            return Invariants(product + scale * rng.standard_normal(product.shape), noisy.T @ noisy)
+
+        seen, source = like(0.1 if related else 30), rng.permutation(30)
+        moved = Invariants(seen.product[:, source], seen.moment[source][:, source])
+        found = shadows.absolute(moved, [like(0.1) for _ in range(6)])
+        shares.append(float(np.mean(found["moments"] == source)))
+    assert np.mean(shares) > 0.95 if related else np.mean(shares) < 0.15  # chance: 0.033, and a deviation of 0.007
+
+
+def test_models_that_are_no_chain_of_linear_layers_have_no_such_invariants() -> None:
+    assert linear(factors_of(MODELS["deep"](), torch.randn(EXAMPLES["deep"]))) == ("0.weight", "2.weight", "4.weight")
+    assert linear(factors_of(MODELS["channels"](), torch.randn(EXAMPLES["channels"]))) == ()
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
 def test_a_recorded_run_of_the_published_variant_is_opened(tmp_path: Path) -> None:
@@ -140,9 +184,11 @@ def test_a_recorded_run_of_the_published_variant_is_opened(tmp_path: Path) -> No
 
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
-def test_where_sites_start_from_a_secret_orders_are_found_relative_to_each_other(tmp_path: Path) -> None:
-    result = up(config(), "simulation", tmp_path)
+def test_where_sites_start_from_a_secret_rounds_are_connected_and_shadow_models_know_inputs(tmp_path: Path) -> None:
+    result = up(config(5, rounds=4), "simulation", tmp_path)
     found = replay(Path(result.path), ["permutation"], seeds=1)["permutation"]
     assert not any(name.startswith("absolute") for name in found["measures"])
     assert found["measures"]["alternating_inputs"]["value"] >= 0.99
-    assert set(found["curves"]["inputs, alternating, by round"]) == {"2"}  # there is nothing to match in round 1
+    assert set(found["curves"]["inputs, alternating, by round"]) == {"2", "3", "4"}  # no earlier model in round 1
+    for name in ("products_inputs", "moments_inputs"):
+        assert found["measures"][name]["value"] > 8 * found["measures"][name]["chance"]

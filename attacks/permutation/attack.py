@@ -14,11 +14,11 @@ from fl_privacy.transcript.read import View
 
 
 class Permutation:
-    """A server that knows the protocol and the architecture, and holds what it sent and received."""
+    """A server with what it sent and received, the protocol, the architecture and records of the same kind."""
 
     name = "permutation"
     observers = ("server",)
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[Need] = frozenset({"proxy"})
 
     def run(self, views: Mapping[str, View], knowledge: Knowledge, seed: int) -> Findings:
         return examine(views["server"], knowledge, seed)

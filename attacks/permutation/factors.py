@@ -79,6 +79,16 @@ class Factors:
         """Where a group moves: tensor and axis."""
         return [(name, at) for name, groups in self.groups.items() for at, one in enumerate(groups) if one == group]
 
+    def moved(self, model: Vector, order: Order) -> Vector:
+        """A model brought into an order."""
+        made = model.copy()
+        for name, groups in self.groups.items():
+            tensor = model[self.layout.slices[name]].reshape(self.shape(name))
+            for at, group in enumerate(groups):
+                tensor = tensor.take(order[group], axis=at) if group in order else tensor
+            made[self.layout.slices[name]] = tensor.reshape(-1)
+        return made
+
     def order_of(self, coordinates: Indices) -> dict[int, Indices]:
         """The order of each group, from where every coordinate of a model comes from."""
         found = {}
@@ -89,6 +99,10 @@ class Factors:
             line = tuple(slice(None) if axis == at else 0 for axis in range(len(shape)))
             found[group] = sources[line].astype(np.int64)
         return found
+
+
+def inverse(order: Order) -> dict[int, Indices]:
+    return {group: np.argsort(source) for group, source in order.items()}
 
 
 def after(order: Order, earlier: Order) -> dict[int, Indices]:

@@ -1,19 +1,22 @@
 """What the server finds: the order of each round's closed models, relative to a model that it held before.
 
 In the published variant that model is at first the plain one, so orders are absolute: of a later round by way of the
-rounds before it. Otherwise the server holds none before the first round, and later ones relative to each other.
+rounds before it. Otherwise later orders are relative to the first one that the server held, and shadow models say
+which input is which in that one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from attacks.common.attack import Unsuitable
 from attacks.common.knowledge import Knowledge
-from attacks.permutation.factors import Factors, Order, after
+from attacks.permutation import shadows
+from attacks.permutation.factors import Factors, Order, after, inverse
+from attacks.permutation.invariants import Step, invariants, linear
 from attacks.permutation.matching import MATCHERS
-from attacks.permutation.received import received
+from attacks.permutation.received import Received, received
 from fl_privacy.steps.permute.shuffled import Tazza, example_rules
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript.read import View
@@ -23,35 +26,66 @@ STRONGEST = "alternating"
 
 @dataclass(frozen=True)
 class Findings:
-    """By method and round the order relative to the model sent; and by round the order of the plain model's units.
+    """By method and round the order relative to the model sent, and the order of the plain model's positions.
 
     `plain_start`: the model sent in the first round was the plain one.
     """
 
     factors: Factors
     relative: Mapping[str, Mapping[int, Order]]
-    absolute: Mapping[int, Order]
+    absolute: Mapping[str, Mapping[int, Order]]
     plain_start: bool
 
 
+@dataclass
+class Chain:
+    """Rounds connected by their relative orders. The first model that the server held has the order of the frame."""
+
+    factors: Factors
+    relative: dict[str, dict[int, Order]] = field(default_factory=lambda: {name: {} for name in MATCHERS})
+    framed: dict[int, Order] = field(default_factory=dict)  # by round the order relative to the frame
+    steps: list[Step] = field(default_factory=list)
+
+    def add(self, seen: Received) -> None:
+        """Match a round's mean, and open all of its models with what is found."""
+        factors = self.factors
+        last = self.framed[max(self.framed)] if self.framed else factors.unchanged()
+        for name, match in MATCHERS.items():
+            self.relative[name][seen.round] = match(factors, seen.mean, seen.sent)
+        order = self.relative[STRONGEST][seen.round]
+        self.framed[seen.round] = after(order, last)
+        if linear(factors):
+            back, (group,) = inverse(order), factors.inputs
+            self.steps += [Step(seen.sent, factors.moved(row, back), last[group]) for row in seen.closed]
+
+
 def examine(view: View, knowledge: Knowledge, seed: int) -> Findings:
-    """Every round with an earlier model that says anything. There is no chance in it."""
+    """Every round with an earlier model that says anything; chance is in the shadows alone."""
     federation = knowledge.federation
     if not isinstance(federation.permute, Tazza):
         raise Unsuitable("permute: this run has no secret orders; the attack is for permute: tazza")
     if federation.task.is_own:
         raise Unsuitable("task: the architecture of your own task is known at its sites; use a task of ours")
-    factors = Factors(example_rules(federation), layout_of(federation))
-    plain_start = not federation.permute.own_start
-    relative: dict[str, dict[int, Order]] = {name: {} for name in MATCHERS}
-    absolute: dict[int, Order] = {}
-    last: Order | None = factors.unchanged() if plain_start else None
+    chain = Chain(Factors(example_rules(federation), layout_of(federation)))
     for seen in received(view):
-        if not seen.sent.any():
-            continue  # the server starts from zeros
-        knowledge.progress(f"permutation, round {seen.round}")
-        for name, match in MATCHERS.items():
-            relative[name][seen.round] = match(factors, seen.mean, seen.sent)
-        if last is not None:
-            absolute[seen.round] = last = after(relative[STRONGEST][seen.round], last)
-    return Findings(factors, relative, absolute, plain_start)
+        if seen.sent.any():  # the server starts from zeros
+            knowledge.progress(f"permutation, round {seen.round}")
+            chain.add(seen)
+    plain_start = not federation.permute.own_start
+    absolute = {"absolute": chain.framed} if plain_start else by_shadows(chain, knowledge, seed)
+    return Findings(chain.factors, chain.relative, absolute, plain_start)
+
+
+def by_shadows(chain: Chain, knowledge: Knowledge, seed: int) -> dict[str, dict[int, Order]]:
+    """Inputs in the frame by what hidden orders cancel in, and from there in every round."""
+    if not chain.steps:
+        return {}
+    (group,) = chain.factors.inputs
+    knowledge.progress("permutation, shadow federations")
+    rounds = max(chain.framed)
+    trained = shadows.shadows(chain.factors, knowledge.federation, knowledge.proxy, rounds, seed)
+    frames = shadows.absolute(invariants(chain.factors, chain.steps), trained)
+    return {
+        name: {round: {group: found[order[group]]} for round, order in chain.framed.items()}
+        for name, found in frames.items()
+    }

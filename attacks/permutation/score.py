@@ -10,6 +10,7 @@ from attacks.common.attack import Unsuitable
 from attacks.common.measure import Measure, Scores
 from attacks.common.truth import Truth
 from attacks.permutation.factors import Factors, Order, between
+from attacks.permutation.invariants import linear
 from attacks.permutation.run import STRONGEST, Findings
 
 Orders = Mapping[int, Order]
@@ -28,7 +29,8 @@ def score(found: Findings, truth: Truth) -> Scores:
     measures = dict[str, Measure]()
     for name, guesses in found.relative.items():
         measures |= of_kind(name, factors, guesses, relative)
-    measures |= of_kind("absolute", factors, found.absolute, right)
+    for name, guesses in found.absolute.items():
+        measures |= of_kind(name, factors, guesses, right)
     measures |= colluding(factors, orders)
     curves = dict[str, dict[str, float]]()
     for kind, groups in kinds(factors).items():
@@ -55,7 +57,7 @@ def relative_orders(factors: Factors, right: Orders, plain_start: bool) -> Itera
             yield round, between(order, right[round - 1])
 
 
-def kinds(factors: Factors) -> dict[str, Collection[int]]:
+def kinds(factors: Factors) -> dict[str, frozenset[int]]:
     """Positions of a record and hidden units apart, where there are both."""
     return {name: groups for name, groups in (("inputs", factors.inputs), ("hidden", factors.hidden)) if groups}
 
@@ -64,6 +66,8 @@ def of_kind(name: str, factors: Factors, guesses: Orders, right: Orders) -> dict
     """The mean over rounds; in groups the first round and the last one that was scored."""
     rounds, made = sorted(guesses.keys() & right.keys()), dict[str, Measure]()
     for kind, groups in kinds(factors).items() if rounds else ():
+        if not groups <= guesses[rounds[0]].keys():
+            continue  # shadow models say nothing of hidden units
         values = [correct(factors, guesses[round], right[round], groups) for round in rounds]
         made[f"{name}_{kind}"] = Measure(
             float(np.mean(values)), chance(factors, groups), {"first": values[0], "last": values[-1]}
@@ -72,7 +76,7 @@ def of_kind(name: str, factors: Factors, guesses: Orders, right: Orders) -> dict
 
 
 def colluding(factors: Factors, orders: Mapping[str, Orders]) -> dict[str, Measure]:
-    """The share of indices of another site's models that a colluding site knows, as it knows its own: the worst pair."""
+    """The share of indices of another site's models that a colluding site knows as its own: the worst pair."""
     made = {}
     for kind, groups in kinds(factors).items():
         shares = [
@@ -100,4 +104,6 @@ def notes(found: Findings) -> Iterator[str]:
     if not found.factors.inputs:
         yield "inputs: no position of a record moves in this model, so that there is nothing to find"
     if not found.plain_start:
-        yield "absolute: the server never held the plain model; orders are relative to the round before"
+        yield "absolute: the server never held the plain model; hidden orders are relative to the round before"
+        if not linear(found.factors):
+            yield "products, moments: these are for chains of linear layers with an input order"
