@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.permutation.factors import Factors, Indices
+from fl_privacy.errors import FederationError
 from fl_privacy.vector import Vector
 
 Array = NDArray[np.float64]
@@ -50,18 +51,36 @@ def linear(factors: Factors) -> tuple[str, ...]:
     return tuple(names) if [part.group for part in first] == [group] else ()
 
 
+class Gathered:
+    """The invariants of a run, one step after the other, in the order that all steps are brought to."""
+
+    def __init__(self, factors: Factors) -> None:
+        (group,) = factors.inputs
+        self._factors, self._names = factors, linear(factors)
+        self._moment = np.zeros((factors.size(group), factors.size(group)))
+        self._last: Step | None = None
+
+    def add(self, step: Step) -> None:
+        first, self._last = self._names[0], step
+        change = _weights(self._factors, step.trained, first) - _weights(self._factors, step.before, first)
+        change = change[:, np.argsort(step.inputs)]
+        self._moment += change.T @ change
+
+    @property
+    def found(self) -> Invariants:
+        """Without a step there is nothing to find."""
+        if self._last is None:
+            raise FederationError("steps: none were added; add those of a round that has an earlier model")
+        product = _product(self._factors, self._last.trained, self._names)
+        return Invariants(product[:, np.argsort(self._last.inputs)], self._moment)
+
+
 def invariants(factors: Factors, steps: Iterable[Step]) -> Invariants:
-    """Of a whole run, in the order that its steps are brought to."""
-    names = linear(factors)
-    (group,) = factors.inputs
-    size, product = factors.size(group), np.zeros((0, 0))
-    moment = np.zeros((size, size))
+    """Those of a whole run."""
+    gathered = Gathered(factors)
     for step in steps:
-        back = np.argsort(step.inputs)
-        change = (_weights(factors, step.trained, names[0]) - _weights(factors, step.before, names[0]))[:, back]
-        moment += change.T @ change
-        product = _product(factors, step.trained, names)[:, back]
-    return Invariants(product, moment)
+        gathered.add(step)
+    return gathered.found
 
 
 def _weights(factors: Factors, model: Vector, name: str) -> Array:

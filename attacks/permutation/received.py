@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,9 +34,9 @@ class Received:
         return np.asarray(self.closed.mean(axis=0, dtype=np.float64), np.float32)
 
 
-def received(view: View) -> list[Received]:
-    """All rounds of a view; an error if it holds no rows."""
-    found, holders = list[Received](), dict[str, str]()
+def received(view: View) -> Iterator[Received]:
+    """One round after the other; an error if it holds no rows."""
+    holders, none = dict[str, str](), True
     for number in view.rounds:
         events, arrays = view.events(number), view.round(number).arrays
         if any(isinstance(event, Farewell) for event in events):
@@ -50,8 +51,8 @@ def received(view: View) -> list[Received]:
         if most not in arrays:
             raise TranscriptError(f"{view.folder}: round {number} lacks {most}; record the run again")
         rows = arrays["updates"][[name == most for name in held]]
-        found.append(Received(number, arrays[most], arrays[most] + rows))
+        none = False
+        yield Received(number, arrays[most], arrays[most] + rows)
         holders |= {e.site: f"cluster-{e.after}" for e in events if isinstance(e, Clustered) and e.after is not None}
-    if not found:
+    if none:
         raise TranscriptError(f"{view.folder}: holds no round; let the run finish one first")
-    return found

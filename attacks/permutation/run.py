@@ -8,13 +8,13 @@ which input is which in that one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from attacks.common.attack import Unsuitable
 from attacks.common.knowledge import Knowledge
 from attacks.permutation import shadows
 from attacks.permutation.factors import Factors, Order, after, inverse
-from attacks.permutation.invariants import Step, invariants, linear
+from attacks.permutation.invariants import Gathered, Step, linear
 from attacks.permutation.matching import MATCHERS
 from attacks.permutation.received import Received, received
 from fl_privacy.steps.permute.shuffled import Tazza, example_rules
@@ -37,14 +37,14 @@ class Findings:
     plain_start: bool
 
 
-@dataclass
 class Chain:
     """Rounds connected by their relative orders. The first model that the server held has the order of the frame."""
 
-    factors: Factors
-    relative: dict[str, dict[int, Order]] = field(default_factory=lambda: {name: {} for name in MATCHERS})
-    framed: dict[int, Order] = field(default_factory=dict)  # by round the order relative to the frame
-    steps: list[Step] = field(default_factory=list)
+    def __init__(self, factors: Factors) -> None:
+        self.factors = factors
+        self.relative: dict[str, dict[int, Order]] = {name: {} for name in MATCHERS}
+        self.framed: dict[int, Order] = {}  # by round the order relative to the frame
+        self.gathered = Gathered(factors) if linear(factors) else None
 
     def add(self, seen: Received) -> None:
         """Match a round's mean, and open all of its models with what is found."""
@@ -54,9 +54,10 @@ class Chain:
             self.relative[name][seen.round] = match(factors, seen.mean, seen.sent)
         order = self.relative[STRONGEST][seen.round]
         self.framed[seen.round] = after(order, last)
-        if linear(factors):
+        if self.gathered is not None:
             back, (group,) = inverse(order), factors.inputs
-            self.steps += [Step(seen.sent, factors.moved(row, back), last[group]) for row in seen.closed]
+            for row in seen.closed:
+                self.gathered.add(Step(seen.sent, factors.moved(row, back), last[group]))
 
 
 def examine(view: View, knowledge: Knowledge, seed: int) -> Findings:
@@ -78,13 +79,13 @@ def examine(view: View, knowledge: Knowledge, seed: int) -> Findings:
 
 def by_shadows(chain: Chain, knowledge: Knowledge, seed: int) -> dict[str, dict[int, Order]]:
     """Inputs in the frame by what hidden orders cancel in, and from there in every round."""
-    if not chain.steps:
+    if chain.gathered is None or not chain.framed:
         return {}
     (group,) = chain.factors.inputs
     knowledge.progress("permutation, shadow federations")
     rounds = max(chain.framed)
     trained = shadows.shadows(chain.factors, knowledge.federation, knowledge.proxy, rounds, seed)
-    frames = shadows.absolute(invariants(chain.factors, chain.steps), trained)
+    frames = shadows.absolute(chain.gathered.found, trained)
     return {
         name: {round: {group: found[order[group]]} for round, order in chain.framed.items()}
         for name, found in frames.items()

@@ -19,7 +19,7 @@ from fl_privacy.config import Federation
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.workload import Workload
 
-SHADOWS, SITES, ROUNDS = 6, 8, 20  # at most: more change little
+SHADOWS, SITES, ROUNDS, RECORDS = 6, 8, 20, 4000  # at most: more change little
 SWEEPS = 100
 FLOOR = 0.1  # of the typical size: deviations over a few shadows are uncertain
 
@@ -29,7 +29,7 @@ def shadows(factors: Factors, federation: Federation, proxy: Dataset, rounds: in
     rng, found = np.random.default_rng(seed), list[Invariants]()
     for _ in range(SHADOWS):
         own = federation.model_copy(update={"seed": int(rng.integers(2**62)), "init": None})
-        parts = np.array_split(rng.permutation(len(proxy)), min(SITES, len(federation.sites), len(proxy)))
+        parts = np.array_split(rng.permutation(len(proxy))[:RECORDS], min(SITES, len(federation.sites), len(proxy)))
         data = [proxy.take(part) for part in parts]
         found.append(invariants(factors, _trained(factors, Workload(own), data, min(rounds, ROUNDS))))
     return found
