@@ -29,7 +29,7 @@ class Sent:
         """Refuse a second cohort for a model, unless the first one's attempts are void: nothing of them left.
 
         Only the `journals` that the first one was opened in can tell: others have lost what they released. They could
-        release the same cohort again without one of its sites, unless every site has to be there.
+        release the same cohort again with one site more or less, unless every site had to be there both times.
         """
         for line in self._lines(terms.run):
             same = line["nonce"] == terms.nonce.hex()
@@ -38,8 +38,9 @@ class Sent:
             void_there = line["attempt"] in void and line.get("journals", []) == list(journals)
             free = not other or line["root"] == terms.root.hex() or void_there
             require(free, "cohort: this site sent its update for this model to another one, which is not void", DENIED)
-            kept = terms.quorum == terms.cohort or not _lost(line, terms, journals)
-            fix = "start a new run, or set quorum to the cohort"
+            everybody = terms.quorum == terms.cohort and line.get("whole", False)
+            kept = everybody or not _lost(line, terms, journals)
+            fix = "start a new run; with quorum at the cohort, a run goes on"
             require(
                 kept, f"journal: a middleware lost its own, and could release this model for other sites; {fix}", DENIED
             )
@@ -48,6 +49,7 @@ class Sent:
         """On the disk when this returns, before anything is sent."""
         line: dict[str, Any] = {"nonce": terms.nonce.hex(), "model": terms.model.hex(), "root": terms.root.hex()}
         line |= {"attempt": terms.name, "farewell": terms.farewell > 0, "journals": list(journals)}
+        line["whole"] = terms.quorum == terms.cohort
         known = self._lines(terms.run)
         if line in known:
             return
