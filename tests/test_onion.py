@@ -66,6 +66,13 @@ def test_an_onion_for_another_mix_or_changed_on_its_way_does_not_open() -> None:
             onion.opened(wrong, KEYS["mix-0"], "mix-0", PLACE)
 
 
+def test_a_key_with_which_everybody_exchanges_the_same_is_none() -> None:
+    onion.public(HOPS[0].key.public_bytes_raw(), "mix-0")
+    for point in (bytes(32), b"\1" + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f", bytes(31)):
+        with pytest.raises(ProtocolError, match="mix-0: gave no key"):
+            onion.public(point, "mix-0")
+
+
 def batch(count: int) -> list[bytes]:
     return [onion.wrapped(bytes([index]) * 8, HOPS, PLACE) for index in range(count)]
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fl_privacy.mix.batch import Batch, Revealed, Sent
 from fl_privacy.mix.dummies import Case
 from fl_privacy.mix.onion import Hop, Place
 from fl_privacy.round import statements
+from fl_privacy.routes.revealing import check
 
 ATTEMPT = "ab" * 32
 PLACE = Place("test", "run", 1, ATTEMPT)
@@ -101,13 +103,13 @@ class Round:
             round=1,
             count=DUMMIES,
             mixes=MIXES,
-            last=point("server"),
             said=tuple(said),
         )
         return case.model_copy(update={"revealed": tuple(self.revealed(site, said[-1].given) for site in SITES)})
 
     def revealed(self, site: str, given: str, **other: Any) -> Revealed:
-        values = {"given": given, "seed": self.seeds[site].hex(), "layers": tuple(map(point, MIXES)), **other}
+        values = {"given": given, "seed": self.seeds[site].hex(), "layers": tuple(map(point, LAYERS)), **other}
+        values = {"federation": "test", "run": "run", "round": 1, "count": DUMMIES, **values}
         return signed(Revealed(**known(site), **values))
 
     def judged(self, case: Case, *shown: str) -> list[str]:
@@ -169,13 +171,36 @@ def test_no_false_statement_of_a_site_names_a_mix(made: Round) -> None:
     given = case.said[-1].given
     foreign = X25519PrivateKey.generate().public_key().public_bytes_raw().hex()
     seed = made.revealed("site-1", given, seed="77" * 32)
-    keys = made.revealed("site-1", given, layers=(point("mix-0"), foreign, point("mix-2")))
+    keys = made.revealed("site-1", given, layers=(point("mix-0"), foreign, point("mix-2"), point("server")))
+    last = made.revealed("site-1", given, layers=(*map(point, MIXES), foreign))
+    fewer = made.revealed("site-1", given, layers=(point("mix-0"),))
+    none = made.revealed("site-1", given, layers=("00", *map(point, MIXES)))
+    low = made.revealed("site-1", given, layers=("00" * 32, *map(point, MIXES)))
     for false, charge in (
         (seed, "revealed dummies that it did not send"),
-        (keys, "revealed other keys than it signed for"),
+        *((one, "revealed other keys than it signed for") for one in (keys, last, fewer, none, low)),
     ):
         changed = case.model_copy(update={"revealed": (case.revealed[0], false, case.revealed[2])})
         assert made.judged(changed, "site-1") == [f"site-1: {charge}"]
+
+
+def test_no_case_that_a_server_changes_names_a_site(made: Round) -> None:
+    """From another round, run or number of dummies would follow onions that no site sent."""
+    case, roster = made.played(), SimpleNamespace(key_of=key_of)
+    check(case, roster)  # type: ignore[arg-type]
+    for changes in ({"round": 2}, {"run": "another"}, {"federation": "another"}, {"count": DUMMIES + 1}):
+        with pytest.raises(ProtocolError, match="made its dummies for another"):
+            check(case.model_copy(update=changes), roster)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="not one of this form"):
+        Case.decode(case.encode()[:-1] + b',"last":""}')  # sites say whose key the innermost layer has
+
+
+@pytest.mark.parametrize("seed", ["", "00", "zz" * 32])
+def test_a_seed_that_is_none_is_no_statement(made: Round, seed: str) -> None:
+    good = made.revealed("site-0", "00" * 32).encode()
+    Revealed.decode(good)
+    with pytest.raises(ProtocolError, match="not one of this form"):
+        Revealed.decode(good.replace(made.seeds["site-0"].hex().encode(), seed.encode()))
 
 
 def test_a_mix_that_signs_another_key_than_it_gave_is_named(made: Round) -> None:

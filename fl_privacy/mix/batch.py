@@ -63,11 +63,18 @@ class Batch(Signed):
 
 
 class Revealed(Signed):
-    """Of a site: what its dummies were made of, once the mixes had signed; `given` is the last one's batch."""
+    """Of a site: what its dummies were made of, once the mixes had signed; `given` is the last one's batch.
 
+    It says all that the dummies follow from: whoever judges takes nothing of it from the server.
+    """
+
+    federation: str
+    run: str
+    round: int
+    count: int  # dummies of this site
     given: Hex
-    seed: Hex
-    layers: tuple[Hex, ...]  # the keys that the mixes gave it
+    seed: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    layers: tuple[Hex, ...]  # the keys that the mixes gave it, and at the end the server's
 
 
 S = TypeVar("S", bound=Signed)

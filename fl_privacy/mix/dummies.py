@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fl_privacy.crypto import keys
-from fl_privacy.errors import require
+from fl_privacy.errors import ProtocolError, require
 from fl_privacy.mix import batch, onion
 from fl_privacy.mix.batch import Batch, Revealed
 from fl_privacy.mix.evidence import Hex, Name, Paper, Verdict
@@ -32,7 +32,6 @@ class Case(Paper):
     round: int
     count: int  # dummies of a site
     mixes: tuple[Name, ...]
-    last: Hex  # the server's public key for the innermost layer
     said: tuple[Batch, ...]
     revealed: tuple[Revealed, ...] = ()
 
@@ -42,13 +41,20 @@ class Case(Paper):
 
     def hops(self, one: Revealed) -> list[Hop]:
         """For which a site says that its onions are made."""
-        require(len(one.layers) == len(self.mixes), f"statement: {one.by} has not one key per mix")
-        named = zip((*self.mixes, onion.SERVER), (*one.layers, self.last), strict=True)
+        require(len(one.layers) == len(self.mixes) + 1, f"statement: {one.by} has not one key per layer")
+        named = zip((*self.mixes, onion.SERVER), one.layers, strict=True)
         return [Hop(name, onion.public(bytes.fromhex(key), name)) for name, key in named]
+
+    def agrees(self, one: Revealed) -> bool:
+        """Whether a site made its dummies for this very case."""
+        return (one.federation, one.run, one.round, one.count) == (self.federation, self.run, self.round, self.count)
 
     def signed_keys(self, one: Revealed) -> bool:
         """Whether these are the keys that it signed for when it sent."""
-        found = onion.keys_digest(self.hops(one)).hex()
+        try:
+            found = onion.keys_digest(self.hops(one)).hex()
+        except ProtocolError:
+            return False  # no keys at all
         return any((member.by, member.keys) == (one.by, found) for member in self.said[0].members)
 
 

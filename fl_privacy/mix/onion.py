@@ -48,9 +48,11 @@ class Hop(NamedTuple):
 
 
 def public(point: bytes, whose: str) -> X25519PublicKey:
-    """The key that somebody gave for a layer."""
+    """The key that somebody gave for a layer; of a few points anybody knows what every exchange gives."""
     try:
-        return X25519PublicKey.from_public_bytes(point)
+        key = X25519PublicKey.from_public_bytes(point)
+        X25519PrivateKey.from_private_bytes(bytes(32)).exchange(key)
+        return key
     except ValueError:
         raise ProtocolError("INVALID_ARGUMENT", f"{whose}: gave no key for its layer") from None
 

@@ -58,7 +58,6 @@ class Revealing(Unwrapping):
             round=ask.round,
             count=self._dummies,
             mixes=tuple(self._route.middleware()),
-            last=self._own(ask).public_key().public_bytes_raw().hex(),
             said=tuple(said),
             revealed=tuple(revealed),
         )
@@ -108,6 +107,7 @@ def check(case: Case, roster: Roster) -> None:
     for one in case.revealed:
         one.check(case.attempt, one.by, roster.key_of("site", one.by))
         require(one.given == case.said[-1].given, f"check: {one.by} revealed its dummies for other batches")
+        require(case.agrees(one), f"check: {one.by} made its dummies for another round or config")
 
 
 def is_sent(case: Case, site: str, data: Payload) -> bool:

@@ -92,8 +92,10 @@ class Wrapping(Sharing):
                 if not own:
                     return
                 require(own == [parts[0].digest.hex()], "statements: not about what this site sent", DENIED)
-                layers = tuple(hop.key.public_bytes_raw().hex() for hop in self._hops()[:-1])
+                layers = tuple(hop.key.public_bytes_raw().hex() for hop in self._hops())
                 known: dict[str, Any] = {"given": said[-1].given, "seed": self._seed.hex(), "layers": layers}
+                known |= {"run": at.run, "round": at.round, "federation": self._federation.name}
+                known["count"] = self._dummies
                 made = Revealed(
                     **known, attempt=at.attempt, by=self._seat.site, key=statements.public(self._signer).hex()
                 )
