@@ -148,3 +148,27 @@ def test_bits_that_are_not_all_bits_of_all_sites_are_refused() -> None:
     for bad in (good[:-1], np.concatenate([good, good[:1]]), twice, foreign, flag, rest, good[:, :-1]):
         with pytest.raises(ProtocolError, match="bits: "):
             bits.counted(np.ascontiguousarray(bad), MODULI, 2, 2)
+
+
+def test_a_first_mix_that_replaces_all_onions_but_one_site_s_shows_its_residues_to_the_server() -> None:
+    """What docs/mixes.md does not promise: the honest mixes behind it get as many onions as they should."""
+    values, forged = np.array([[7, -2], [3, 4], [-5, 1]], np.int64), np.zeros(2, np.int64)
+    names = ("mix-0", "mix-1", "mix-2", "server")
+    secrets = {name: X25519PrivateKey.generate() for name in names}
+    hops = [onion.Hop(name, key.public_key()) for name, key in secrets.items()]
+    place = onion.Place("test", "run", 1, "attempt")
+
+    def sent(row: Any, from_hop: int) -> list[bytes]:
+        spread = bits.spread(residues.of(row, MODULI), MODULI)
+        return [onion.wrapped(one.tobytes(), hops[from_hop:], place) for one in spread]
+
+    victim = [onion.opened(one, secrets["mix-0"], "mix-0", place) for one in sent(values[0], 0)]
+    batch = [*victim, *(one for _ in values[1:] for one in sent(forged, 1))]
+    for left, name in ((3, "mix-1"), (2, "mix-2")):
+        size = onion.size(bits.SIZE, left)
+        whole, order = len(batch), keys.fresh()
+        batch = onion.passed_on(batch, secrets[name], name, place, each=size, least=whole, order=order)
+    found = b"".join(onion.opened(one, secrets["server"], "server", place) for one in batch)
+    sums = bits.counted(np.frombuffer(found, np.uint8).reshape(-1, bits.SIZE), MODULI, 2, len(values))
+    own = 2 * residues.of(forged, MODULI).astype(np.uint64)
+    assert np.array_equal(sums - own, residues.of(values[0], MODULI))
