@@ -99,14 +99,14 @@ class Region(Middleware):
         spec, round = attempt.round.spec, attempt.round
         clients, senders = round.accepted, attempt.counted.sites
         try:
+            counts = sent(attempt.counted.total())
+            with self.metrics.phase("adding"):  # first: what has no sum must not keep other sites from being released
+                total = await asyncio.to_thread(self._added, attempt, clients)
             facts = (clients, attempt.cohort.bits(clients), round.digests(clients), senders)
             free = await self.journalled(self.journal.release, spec.attempt, *facts)
-            header = pb.ReleaseHeader(phase="released", count=len(clients))
+            header = pb.ReleaseHeader(phase="released", count=len(clients), length=total.size)
             if free and round.may_release(senders):
-                header.counts, header.counted = sent(attempt.counted.total()), len(senders)
-            with self.metrics.phase("adding"):
-                total = await asyncio.to_thread(self._added, attempt, clients)
-            header.length = total.size
+                header.counts, header.counted = counts, len(senders)
         except BaseException as error:
             round.revoke(str(error))
             attempt.forget()

@@ -265,6 +265,26 @@ def test_nothing_leaves_a_region_in_a_round_that_cannot_reach_its_quorum(tmp_pat
     asyncio.run(main())
 
 
+def test_updates_without_a_sum_stop_no_later_attempt(tmp_path: Path) -> None:
+    """Two sites that send numbers which are too large fail an attempt; it released nothing, so others can go on."""
+    service = region(tmp_path, sites=8, quorum=3, route={"kind": "hierarchical", "regions": [4, 4]})
+    huge, sent = np.full(LENGTH, 3e38, np.float32), updates(4)
+
+    async def main() -> None:
+        header = await asked(service, "run", 1, names=[f"site-{i}" for i in range(8)])
+        for index, update in enumerate((huge, huge, sent[2], sent[3])):
+            await service.submit(submission(header, update), MINE[index])
+        with refused("DATA_LOSS"):
+            await sums(service, header)
+        header = await asked(service, "run", 1, names=[f"site-{i}" for i in range(8)], number=2)
+        await service.abstain(pb.AbstainRequest(run="run", round=1, attempt=header.attempt), MINE[0])
+        for index in (1, 2, 3):
+            await service.submit(submission(header, sent[index]), MINE[index])
+        assert (await sums(service, header))[0].count == 3
+
+    asyncio.run(main())
+
+
 def test_a_restarted_region_releases_one_model_for_the_same_sites_only(tmp_path: Path) -> None:
     four = {"sites": 8, "quorum": 3, "route": {"kind": "hierarchical", "regions": [4, 4]}}
     everyone, sent = [f"site-{i}" for i in range(8)], updates(6)
