@@ -102,7 +102,7 @@ class OnionMix(Mix):
         self._innermost: dict[str, tuple[str, dict[str, bytes]]] = {}  # by run: of its newest attempt
         self._waiting: dict[str, pb.ReleaseHeader] = {}  # by attempt: settled, and the batch is not here yet
         self._passing = asyncio.Lock()
-        self._checking: tuple[str, Said] | None = None  # of the newest attempt
+        self._checking: dict[str, Said] = {}  # by attempt
 
     def received(self, header: pb.RoundHeader) -> Coding:
         if header.farewell:
@@ -130,7 +130,10 @@ class OnionMix(Mix):
 
     async def reopened(self, state: RunState, attempt: Attempt) -> None:
         """The parts come again, for the same key; what was settled is settled again."""
-        self._waiting, before = {}, state.attempt
+        before, others = state.attempt, [one for one in self.runs.values() if one is not state]
+        known = {one.attempt.terms.name for one in others if one.attempt is not None}
+        self._waiting = {name: header for name, header in self._waiting.items() if name in known}
+        self._checking = {name: said for name, said in self._checking.items() if name in {*known, attempt.terms.name}}
         if before is not None and before.terms.name != attempt.terms.name:
             await asyncio.to_thread(self._secrets.forget, before.terms.name)
         if not attempt.round.spec.farewell:
@@ -302,9 +305,7 @@ class OnionMix(Mix):
     def _said(self, attempt: Attempt) -> Said:
         if attempt.gone.is_set():
             raise ProtocolError("FAILED_PRECONDITION", "check: the attempt is over")
-        if self._checking is None or self._checking[0] != attempt.terms.name:
-            self._checking = attempt.terms.name, Said()
-        return self._checking[1]
+        return self._checking.setdefault(attempt.terms.name, Said())
 
     def _record(self, attempt: Attempt, clients: Sequence[str]) -> None:
         """The first mix records what came; the others once their batch is here."""

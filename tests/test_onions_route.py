@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,9 @@ from fl_privacy.errors import ConfigError, ProtocolError
 from fl_privacy.mix import bits, onion
 from fl_privacy.rns import residues
 from fl_privacy.theory.forecast import forecast
+from fl_privacy.wire import federation_pb2 as pb
+from inprocess import KEYS, Quiet
+from shuffler_app.onions import OnionMix
 
 BASE: dict[str, Any] = {
     "name": "test",
@@ -172,3 +178,30 @@ def test_a_first_mix_that_replaces_all_onions_but_one_site_s_shows_its_residues_
     sums = bits.counted(np.frombuffer(found, np.uint8).reshape(-1, bits.SIZE), MODULI, 2, len(values))
     own = 2 * residues.of(forged, MODULI).astype(np.uint64)
     assert np.array_equal(sums - own, residues.of(values[0], MODULI))
+
+
+def test_a_run_loses_nothing_when_another_one_opens_a_round_at_the_same_mix(tmp_path: Path) -> None:
+    mix = OnionMix("mix-0", federation({"trust": "malicious"}), KEYS.of("mix", "mix-0"), tmp_path, Quiet("mix-0"))
+
+    def attempt(name: str) -> Any:
+        spec = SimpleNamespace(farewell=0)
+        terms, round = SimpleNamespace(name=name * 64), SimpleNamespace(spec=spec)
+        return SimpleNamespace(terms=terms, round=round, gone=asyncio.Event())
+
+    async def main() -> None:
+        one, other, later = (attempt(name) for name in "abc")
+        states: list[Any] = [SimpleNamespace(attempt=None), SimpleNamespace(attempt=None)]
+        mix.runs = {"one": states[0], "other": states[1]}
+        await mix.reopened(states[0], one)
+        states[0].attempt, mix._waiting[one.terms.name] = one, pb.ReleaseHeader()
+        said = mix._said(one)
+        said.put([b"chain"])
+        await mix.reopened(states[1], other)
+        states[1].attempt = other
+        assert mix._said(other) is not said
+        assert mix._said(one) is said
+        assert one.terms.name in mix._waiting
+        await mix.reopened(states[0], later)
+        assert one.terms.name not in {**mix._waiting, **mix._checking}  # nothing is kept of what is over
+
+    asyncio.run(main())
