@@ -19,7 +19,9 @@ from fl_privacy.config.policy import Policy
 from fl_privacy.crypto import keys
 from fl_privacy.errors import ConfigError, ProtocolError
 from fl_privacy.mix import bits, onion
+from fl_privacy.ops.metrics import OFF
 from fl_privacy.rns import residues
+from fl_privacy.routes.wrapping import Wrapping
 from fl_privacy.theory.forecast import forecast
 from fl_privacy.wire import federation_pb2 as pb
 from inprocess import KEYS, Quiet
@@ -126,6 +128,30 @@ def test_onions_that_are_sent_again_are_the_same_bytes() -> None:
     first, again = made(), made()
     assert first == again
     assert len({one[:32] for one in first}) == 3  # a key of its own for every one
+
+
+def test_onions_for_other_keys_share_no_key_with_those_before() -> None:
+    """A server may name another key of its own in one attempt. Under the same layers' keys, the first mix would see how
+    both onions differ, which shows the server which of its bits is in them."""
+    made, size = federation({"trust": "malicious", "dummies": 40}), 5
+    coding: Any = made.coding
+    hops = [onion.Hop(name, X25519PrivateKey.generate().public_key()) for name in ("mix-0", "mix-1", "mix-2", "server")]
+    other = [*hops[:3], onion.Hop("server", X25519PrivateKey.generate().public_key())]
+    payload = coding.encode(np.linspace(-1, 1, size).astype(np.float32), 2.0)[0]
+    at: Any = SimpleNamespace(farewell=0, run="run", round=1, attempt="ab" * 32)
+
+    def sent(keyed: list[onion.Hop]) -> set[bytes]:
+        end = Wrapping.__new__(Wrapping)
+        end._route, end._federation, end._layout = made.route, made, SimpleNamespace(size=size)  # type: ignore[assignment]
+        end._keys, end._chosen, end._metrics = KEYS.of("site", "site-0"), (0, 1, 2), OFF
+        end._dummies, end._hops = 10, lambda: keyed  # type: ignore[method-assign]
+        whole = end._parts_of(at, payload)[0].payload.tobytes()
+        each: Any = made.route
+        return {whole[start : start + each.size(0)] for start in range(0, len(whole), each.size(0))}
+
+    first, again, changed = sent(hops), sent(hops), sent(other)
+    assert first == again
+    assert len({one[:32] for one in first | changed}) == len(first) + len(changed)
 
 
 def messages(values: Any) -> Any:

@@ -41,13 +41,17 @@ class Wrapping(Sharing):
         self._signer = load_key(seat.keys.key_file)
 
     def _parts_of(self, at: At, payload: Payload) -> list[Part]:
-        """The same onions if they are sent again: the keys follow from this site's own, the attempt and the update."""
+        """The same onions if they are sent again: the keys follow from this site's own, the attempt and the update.
+
+        For other keys of mixes or server they are others: two onions under one layer's key would show how they differ.
+        """
         if at.farewell:
             return [Part(payload, self._coding)] * len(self._chosen)
         coding, secret = self._route.coding(self._federation), self._secret(at, payload)
         with self._metrics.phase("wrapping"):
             messages = bits.spread(coding.unpack(payload, self._layout.size), coding.moduli)
             hops, place = self._hops(), Place(self._federation.name, at.run, at.round, at.attempt)
+            secret = keys.derive(secret, "", 0, onion.keys_digest(hops).hex(), "hops")
             fresh = onion.repeatable(keys.derive(secret, "", 0, "", "layers"))
             listed = [onion.wrapped(one.tobytes(), hops, place, fresh) for one in messages]
             self._seed, count = keys.derive(secret, "", 0, "", "seed"), self._dummies
