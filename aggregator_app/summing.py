@@ -45,6 +45,7 @@ class Region(Middleware):
         super().__init__(federation, keys, state, log, recorder)
         self._route, self._name = only(federation.route, HierarchicalRoute, "region"), name
         self._own = frozenset(self._route.members(federation)[index(name)])
+        self._all = Cohort(sorted(self._own), bytes(32))  # journalled are places among these, whatever the cohort
 
     def _site(self, context: Any) -> str:
         site = super()._site(context)
@@ -97,12 +98,13 @@ class Region(Middleware):
     async def _release(self, attempt: Attempt) -> None:
         """What leaves is in the journal before it leaves."""
         spec, round = attempt.round.spec, attempt.round
-        clients, senders = round.accepted, attempt.counted.sites
         try:
-            counts = sent(attempt.counted.total())
+            clients = self._members(attempt)
+            senders = tuple(site for site in attempt.counted.sites if site in clients)
+            counts = sent(attempt.counted.total(senders))
             with self.metrics.phase("adding"):  # first: what has no sum must not keep other sites from being released
                 total = await asyncio.to_thread(self._added, attempt, clients)
-            facts = (clients, attempt.cohort.bits(clients), round.digests(clients), senders)
+            facts = (clients, self._all.bits(clients), round.digests(clients), senders)
             free = await self.journalled(self.journal.release, spec.attempt, *facts)
             header = pb.ReleaseHeader(phase="released", count=len(clients), length=total.size)
             if free and round.may_release(senders):
@@ -113,6 +115,19 @@ class Region(Middleware):
             raise
         attempt.result, attempt.delivered = (header, total), True
         self.log("released", **spec.where, count=len(clients), floor=round.least)
+
+    def _members(self, attempt: Attempt) -> tuple[str, ...]:
+        """Whose updates leave: those of the same sites as in an earlier attempt, which failed elsewhere."""
+        round, terms = attempt.round, attempt.terms
+        before = None if terms.farewell else self.journal.released_for(terms.run, terms.model.hex())
+        if before is None:
+            return round.accepted
+        released = self._all.of_bits(before)
+        gone = "members: this model was released for other sites, and not all of them are here"
+        require(set(released) <= set(round.accepted), gone, "FAILED_PRECONDITION")
+        few = f"members: {len(released)} are too few"
+        require(len(released) >= round.spec.quorum and round.may_release(released), few, "FAILED_PRECONDITION")
+        return released
 
     def _added(self, attempt: Attempt, clients: Sequence[str]) -> Payload:
         """The sum of these sites' updates, which are recorded first if this party records its view."""

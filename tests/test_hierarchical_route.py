@@ -265,6 +265,33 @@ def test_nothing_leaves_a_region_in_a_round_that_cannot_reach_its_quorum(tmp_pat
     asyncio.run(main())
 
 
+def test_a_site_that_comes_later_does_not_keep_a_region_from_repeating_its_sum(tmp_path: Path) -> None:
+    """If an attempt fails because of another region, the next one is released for the same sites."""
+    four = {"sites": 8, "quorum": 6, "route": {"kind": "hierarchical", "regions": [4, 4]}}
+    everyone, sent = [f"site-{i}" for i in range(8)], updates(4)
+
+    async def round(service: Region, number: int, members: tuple[int, ...], quorum: int = 6) -> Any:
+        header = await asked(service, "run", 1, names=everyone, number=number, quorum=quorum)
+        for index in range(4):
+            if index in members:
+                await service.submit(submission(header, sent[index]), MINE[index])
+            else:
+                await service.abstain(pb.AbstainRequest(run="run", round=1, attempt=header.attempt), MINE[index])
+        return await sums(service, header)
+
+    service = region(tmp_path, **four)
+    first, total = asyncio.run(round(service, 1, (0, 1, 2)))
+    for number, one in ((2, service), (3, region(tmp_path, **four))):  # and after a restart
+        again, same = asyncio.run(round(one, number, (0, 1, 2, 3)))
+        assert (first.count, again.count) == (3, 3)
+        np.testing.assert_array_equal(same, total)
+    for number, members in ((4, (1, 2, 3)), (5, (0, 1, 3))):
+        with refused("FAILED_PRECONDITION"):
+            asyncio.run(round(region(tmp_path, **four), number, members))
+    with refused("FAILED_PRECONDITION"):  # three are too few here
+        asyncio.run(round(region(tmp_path, **four), 6, (0, 1, 2, 3), quorum=8))
+
+
 def test_updates_without_a_sum_stop_no_later_attempt(tmp_path: Path) -> None:
     """Two sites that send numbers which are too large fail an attempt; it released nothing, so others can go on."""
     service = region(tmp_path, sites=8, quorum=3, route={"kind": "hierarchical", "regions": [4, 4]})

@@ -128,6 +128,11 @@ class Journal:
         """Which sites of its cohort an attempt was released with, as bits; None if it was not released."""
         return bytes.fromhex(self._released[attempt].bits) if attempt in self._released else None
 
+    def released_for(self, run: str, model: str) -> bytes | None:
+        """The bits with which updates of this model were released, in whichever attempt; None if they were not."""
+        named = (self._released[one] for one in self._of_model.get((run, model), ()) if one in self._released)
+        return next((bytes.fromhex(one.bits) for one in named if not one.entry.farewell), None)
+
     def voided(self, run: str, model: str) -> list[str]:
         """The void attempts at rounds that start from this model."""
         return [attempt for attempt in self._of_model.get((run, model), ()) if attempt in self._void]
