@@ -21,9 +21,12 @@ from fl_privacy.errors import ConfigError, ProtocolError
 from fl_privacy.mix import bits, onion
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.rns import residues
+from fl_privacy.round.collector import Collector
+from fl_privacy.routes.totals import Mixes
 from fl_privacy.routes.wrapping import Wrapping
 from fl_privacy.theory.forecast import forecast
 from fl_privacy.wire import federation_pb2 as pb
+from fl_privacy.wire.stream import chunks
 from inprocess import KEYS, Quiet
 from shuffler_app.onions import OnionMix
 
@@ -152,6 +155,29 @@ def test_onions_for_other_keys_share_no_key_with_those_before() -> None:
     first, again, changed = sent(hops), sent(hops), sent(other)
     assert first == again
     assert len({one[:32] for one in first | changed}) == len(first) + len(changed)
+
+
+@pytest.mark.parametrize("made", [federation(), federation(route={"kind": "mixes", "mixes": 1, "trust": "trusted"})])
+def test_a_server_reads_no_more_of_a_mix_than_a_round_can_have(made: Any) -> None:
+    """A hostile mix would otherwise fill the server's memory."""
+    seat: Any = SimpleNamespace(federation=made, layout=SimpleNamespace(size=9), peers=[])
+    end, most = Mixes.__new__(Mixes), made.route.most_given(made, 9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Collector, "__init__", lambda self, seat, stages: setattr(self, "_stubs", []))
+        end.__init__(seat, stages=1)  # type: ignore[misc]
+
+    def given(length: int) -> Any:
+        header = pb.Chunk(release=pb.ReleaseHeader(phase="released", count=4, length=length))
+        return end.receive(iter(chunks(header, [np.zeros(length, "<u4")])))
+
+    assert given(most).rows.size == most
+    with pytest.raises(ProtocolError, match=r"length: .* is out of range"):
+        given(most + 1)
+    kind = made.route.kind
+    whole = (
+        4 * made.route.onions(made, 9) * made.route.size(1) if kind == "onions" else 8 * len(made.coding.moduli) * 10
+    )
+    assert 4 * most == whole  # all that an honest one gives
 
 
 def messages(values: Any) -> Any:

@@ -101,6 +101,11 @@ class ByMixes(Route):
     def share_length(self, federation: Federation, parameters: int) -> int:
         """Numbers in the part that is data."""
 
+    def most_given(self, federation: Federation, parameters: int) -> int:
+        """32-bit words that a mix gives the server, at most: a share, or in the published form 64 bits per residue."""
+        published = 2 * len(self.coding(federation).moduli) * self.columns(federation, parameters)
+        return max(self.share_length(federation, parameters), published)
+
     def problems(self, federation: Federation) -> Iterator[str]:
         yield from super().problems(federation)
         if federation.combine.weights != "equal":

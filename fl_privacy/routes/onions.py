@@ -88,6 +88,10 @@ class OnionsRoute(ByMixes):
         """Bytes that a site sends to the first mix."""
         return self.onions(federation, parameters) * self.size(0)
 
+    def most_given(self, federation: Federation, parameters: int) -> int:
+        """The batch of the first mix."""
+        return self.onions(federation, parameters) * federation.cohort * self.size(1) // 4
+
     def check_size(self, federation: Federation, parameters: int) -> None:
         """Refuse a model that makes too many onions."""
         count = self.onions(federation, parameters) * federation.cohort

@@ -36,6 +36,8 @@ class Mixes(Collector):
     def __init__(self, seat: ServerSeat, stages: int) -> None:
         super().__init__(seat, stages=stages)
         self.chosen: tuple[int, ...] = tuple(range(len(self._stubs)))
+        route: Any = seat.federation.route
+        self._most = route.most_given(seat.federation, seat.layout.size)
         self._health = [rpc.Stub(rpc.channel(address, seat.keys, whom), rpc.HEALTH) for address, whom in seat.peers]
 
     @property
@@ -43,7 +45,7 @@ class Mixes(Collector):
         return [self._stubs[index] for index in self.chosen]
 
     def receive(self, call: Any) -> client.Release:
-        return client.collect_sum(call)
+        return client.collect_sum(call, most=self._most)
 
     def sums(self, ask: Ask) -> list[client.Release]:
         """What every mix hands out of a settled round."""
