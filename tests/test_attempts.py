@@ -296,6 +296,10 @@ class TestSent:
             (Sent(folder) if on_disk else whole).check(dataclasses.replace(all_of, **changes), frozenset(), ["a", "c"])
             with refused("PERMISSION_DENIED"):
                 whole.check(dataclasses.replace(all_of, quorum=3, **changes), frozenset(), ["a", "c"])
+        goodbye = dataclasses.replace(all_of, farewell=1, counts=9)
+        whole.check(goodbye, frozenset(), ["a", "c"])
+        with refused("PERMISSION_DENIED"):  # counts of another whole cohort: the difference is one site's
+            whole.check(dataclasses.replace(goodbye, root=b"other", cohort=3, quorum=3), frozenset(), ["a", "c"])
         sent = Sent(tmp_path if on_disk else None)
         first = dataclasses.replace(terms(), cohort=4, quorum=3)
         sent.keep(first, ["a", "b"])

@@ -38,7 +38,7 @@ class Sent:
             void_there = line["attempt"] in void and line.get("journals", []) == list(journals)
             free = not other or line["root"] == terms.root.hex() or void_there
             require(free, "cohort: this site sent its update for this model to another one, which is not void", DENIED)
-            everybody = terms.quorum == terms.cohort and line.get("whole", False)
+            everybody = terms.quorum == terms.cohort and line.get("whole", False) and line["root"] == terms.root.hex()
             kept = everybody or not _lost(line, terms, journals)
             fix = "start a new run; with quorum at the cohort, a run goes on"
             require(
