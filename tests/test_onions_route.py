@@ -86,6 +86,7 @@ def test_the_promise_is_that_of_the_whole_chain() -> None:
     made = federation()
     (promise,) = made.route.trust(made)
     assert promise.parties == ("mix-0", "mix-1", "mix-2")
+    assert "if mix-0 replaces onions" in str(promise)
     policy = {"epsilon_per_round": 1, "epsilon": 1, "tasks": ["digits"], "routes": ["onions"], "allow_plain": True}
     Policy.model_validate({**policy, "min_mixes": 3}).check(made, "site-0")
 

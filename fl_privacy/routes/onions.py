@@ -113,6 +113,7 @@ class OnionsRoute(ByMixes):
 
     def trust(self, federation: Federation) -> list[Trust]:
         learn = "which bits are whose, and together with the server every update"
+        learn += "; if mix-0 replaces onions by its own, it and the server alone one update per round"
         return [Trust(parties=tuple(self.middleware()), learn=learn)]
 
     def summed(self, federation: Federation, parameters: int, recorded: Mapping[str, Payload]) -> Residues | None:
