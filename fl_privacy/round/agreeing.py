@@ -192,15 +192,17 @@ class Part:
         self._board = Noticeboard(letters, terms)
         self._timers: dict[str, float] = {}
         self._others: dict[str, set[str]] = {}  # by run: who showed another check value
+        self._found: list[Output] = []  # not acted on yet: a turn may break off, and the next one continues
         self._started = False
 
     def turn(self) -> bool:
         """Read what is new, act on it, and say what follows; whether anything happened."""
-        found, now = list[Output](), time.monotonic()
+        found, now = self._found, time.monotonic()
         if not self._started:
             make_folder(self._folder)
             _prune(self._folder)
-            found, self._started = self.agreement.start(), True
+            found += self.agreement.start()
+            self._started = True
             self._note()
         for message in self._board.news():
             with suppress(ProtocolError):  # one that no correct site sends
@@ -212,6 +214,7 @@ class Part:
                 self._board.again()
             found += self.agreement.expired(name)
         self._act(found, now)
+        self._found = []
         self._compare()
         return self._board.publish() or bool(found)
 
