@@ -8,7 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
-from boards import House, Slot
+from boards import House, Slot, problem_of
+from fl_privacy.agreement.conflicts import packed
+from fl_privacy.agreement.messages import Statement, Topic, sign
+from fl_privacy.identity.pki import load_key
+from helpers import eventually
+
+NONCE = bytes(16)
 
 
 class Away(grpc.RpcError):
@@ -37,3 +43,24 @@ def test_sites_that_start_before_the_mailbox_agree_once_it_is_there(
     house.start()
     assert len({site.agreed().secret for site in house.sites.values()}) == 1
     house.stop()
+
+
+def test_one_site_that_contradicts_itself_and_shows_a_wrong_check_value_stops_nobody(tmp_path: Path) -> None:
+    """Two secrets take more than f equivocators: one could otherwise stop every run alone."""
+    house = House(tmp_path)
+    house.start()
+    assert len({site.agreed().secret for site in house.sites.values()}) == 1
+    liar = house.sites["site-0"]._part
+    assert liar is not None
+    key = load_key(house.keys.of("site", "site-0").key_file)
+    two = [sign(liar.terms, key, Statement(Topic.COMMIT, "site-0", 1, 9, bytes([value]) * 32)) for value in (1, 2)]
+    liar.agreement.evidence = lambda: packed(two)  # type: ignore[method-assign]
+    for name in house.names[1:]:
+        house.sites[name].show("run", NONCE, 1)
+    liar._board.show("run", NONCE, 1, bytes(32))
+    house.sites["site-0"]._wanted.set()
+    eventually(lambda: {name for name, _ in house.events("equivocated")} >= set(house.names[1:]))
+    assert [problem_of(house.sites[name]) for name in house.names[1:]] == ["", "", ""]
+    house.stop()
+    assert {fields["site"] for _, fields in house.events("equivocated")} == {"site-0"}
+    assert not house.events("split")

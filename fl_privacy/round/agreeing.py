@@ -272,7 +272,8 @@ class Part:
             for proof in self.agreement.examine(evidence):
                 self._name(Named(proof))
         caught = sorted(self.agreement.proofs)
-        if caught or len(others) > self.terms.faults:
+        # Two secrets take more than f sites that sign for both; f or fewer could only pretend, to stop the others.
+        if len(others | set(caught)) > self.terms.faults:
             named = f"; proven to have contradicted themselves: {', '.join(caught)}" if caught else ""
             says = f"{', '.join(sorted(others))} showed another check value in run {run}"
             split = f"agreement: sites hold different secrets: {says}{named}; remove them, and start a new run"
