@@ -167,12 +167,20 @@ def test_few_with_another_check_value_are_left_out_and_a_split_ends_the_run() ->
     def stamps(*others: int, of: int) -> dict[str, bytes]:
         return {f"site-{i}": b"other" if i in others else b"most" for i in range(of)}
 
-    assert odd({}) == odd(stamps(of=4)) == frozenset()
-    assert odd(stamps(2, of=4)) == {"site-2"}
-    assert odd(stamps(1, 6, of=7)) == {"site-1", "site-6"}
-    for wrong in (stamps(0, 1, of=4), stamps(0, 1, 2, of=7), stamps(0, of=2)):
+    assert odd({}, 4) == odd(stamps(of=4), 4) == frozenset()
+    assert odd(stamps(2, of=4), 4) == {"site-2"}
+    assert odd(stamps(1, 6, of=7), 7) == {"site-1", "site-6"}
+    assert odd(stamps(2, of=3), 4) == {"site-2"}  # beside a site that is late, one liar ends no run
+    assert odd(stamps(1, 5, of=6), 7) == {"site-1", "site-5"}
+    assert odd(stamps(0, of=4), 100) == {"site-0"}
+    for wrong, sites in (
+        (stamps(0, 1, of=4), 4),
+        (stamps(0, 1, 2, of=7), 7),
+        (stamps(0, of=2), 4),
+        (stamps(0, of=3), 10),
+    ):
         with pytest.raises(FederationError, match="sites hold different secrets"):
-            odd(wrong)
+            odd(wrong, sites)
 
 
 def test_a_run_does_not_go_on_under_another_roster(work: Workload, tmp_path: Path) -> None:

@@ -79,13 +79,16 @@ class ServerRoute(ThroughFlower):
         return ["mailbox"] if self.mailbox else []
 
 
-def odd(stamps: Mapping[str, bytes]) -> frozenset[str]:
-    """Who sent another stamp than most: a third or more of them are no few liars, but a split, which ends the run."""
+def odd(stamps: Mapping[str, bytes], sites: int) -> frozenset[str]:
+    """Who sent another stamp than most: fewer than a third of all sites are liars, more of them a split, which ends the run.
+
+    More than that third with one stamp have a correct site among them. With fewer, a third of the round decides.
+    """
     if len(set(stamps.values())) < 2:
         return frozenset()
-    (most, _), *_ = Counter(stamps.values()).most_common(1)
-    others = frozenset(site for site, stamp in stamps.items() if stamp != most)
-    if 3 * len(others) >= len(stamps):
+    (most, agree), *_ = Counter(stamps.values()).most_common(1)
+    others, few = frozenset(site for site, stamp in stamps.items() if stamp != most), (sites - 1) // 3
+    if not (len(others) <= few < agree or 3 * len(others) < len(stamps)):
         say = f"{len(others)} of {len(stamps)} sites show another check value: {', '.join(sorted(others))}"
         fix = "their logs name who signed for both; remove these, and start a new run"
         raise FederationError(f"upload: sites hold different secrets: {say}; {fix}")
@@ -187,7 +190,7 @@ class AtServer:
                 if counts is not None:
                     counted.add(site, counts)
             time.sleep(POLL)
-        left_out = odd(stamps)
+        left_out = odd(stamps, len(self._federation.sites))
         updates = {site: update for site, update in updates.items() if site not in left_out}
         if len(updates) < (needed := ask.terms.quorum):
             raise RoundFailed(f"{len(updates)} of {len(ask.cohort)} updates came, {needed} are needed")
