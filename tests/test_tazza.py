@@ -238,6 +238,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "norm bounding": ({"combine": {"kind": "norm-bounding"}}, "norm-bounding judges the length"),
     "centred clipping": ({"combine": {"kind": "centred-clipping"}}, "centred-clipping judges the length"),
     "half a step": ({"combine": {"kind": "fedavg", "lr": 0.5}}, "combine.lr: 0.5 would mix two orders"),
+    "moments of clusters": (
+        {"combine": {"kind": "clusters", "rule": {"kind": "fedadam"}}},
+        "combine.rule.kind: fedadam",
+    ),
+    "half a step of clusters": (
+        {"combine": {"kind": "clusters", "rule": {"kind": "fedavg", "lr": 0.5}}},
+        "combine.rule.lr: 0.5 would mix two orders",
+    ),
     "top-k": ({"compress": {"kind": "top-k", "keep": 0.1}}, "top-k needs updates"),
     "residues": ({"encode": {"kind": "fixed"}}, "remove encode"),
 }

@@ -110,6 +110,10 @@ class Rule(Choice):
     def optimiser(self) -> optimiser.Optimiser:
         return optimiser.FedAvg(self.lr)
 
+    def rules(self) -> Sequence[Rule]:
+        """This one, and those that it uses for a part of the updates."""
+        return (self,)
+
     def coded(self, before: Coding, federation: Federation) -> Coding:
         """How an update travels, for a rule that needs something beside it."""
         return before

@@ -80,7 +80,7 @@ class ServerRoute(ThroughFlower):
 
 
 def odd(stamps: Mapping[str, bytes], sites: int) -> frozenset[str]:
-    """Who sent another stamp than most: fewer than a third of all sites are liars, more of them a split, which ends the run.
+    """Who sent another stamp than most: fewer than a third of all sites are liars. More are a split, and end the run.
 
     More than that third with one stamp have a correct site among them. With fewer, a third of the round decides.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
@@ -51,6 +51,9 @@ class Clusters(Rule):
     @property
     def proximal(self) -> float:
         return self.rule.proximal
+
+    def rules(self) -> Sequence[Rule]:
+        return (self, self.rule)
 
     def shape(self, federation: Federation) -> tuple[int, ...]:
         """Of one record."""

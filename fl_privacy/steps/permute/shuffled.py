@@ -73,13 +73,13 @@ class Tazza(Step):
         for slot, step in (("compress", federation.compress), ("encode", federation.encode)):
             if not isinstance(step, Off):
                 yield f"{slot}.kind: {step.kind} needs updates, and {changing} and sends whole models; remove {slot}"
-        rule = federation.combine
-        if rule.optimiser().names:
-            yield f"combine.kind: {rule.kind} keeps moments per coordinate, and {changing}; use fedavg"
-        elif not rule.translates:
-            yield f"combine.kind: {rule.kind} judges the length of updates, and {changing}; use fedavg or median"
-        elif rule.lr != 1:
-            yield f"combine.lr: {rule.lr:g} would mix two orders, as {changing}; use 1"
+        for rule, where in zip(federation.combine.rules(), ("combine", "combine.rule"), strict=False):
+            if rule.optimiser().names:
+                yield f"{where}.kind: {rule.kind} keeps moments per coordinate, and {changing}; use fedavg"
+            elif not rule.translates:
+                yield f"{where}.kind: {rule.kind} judges the length of updates, and {changing}; use fedavg or median"
+            elif rule.lr != 1:
+                yield f"{where}.lr: {rule.lr:g} would mix two orders, as {changing}; use 1"
 
     def foretell(self, federation: Federation) -> Foretold:
         sites = len(federation.sites)
