@@ -49,7 +49,7 @@ class Invitations:
             last = max(ask.round, self._last)
         terms = "" if model is None else ask.terms.to_json()
         names = {"run": ask.run, "federation": self._federation.digest}
-        ticket = Ticket(**names, first=ask.round, last=last, terms=terms, place=place)
+        ticket = Ticket(**names, first=ask.round, last=last, terms=terms, place=place, made=ask.made)
         self._nodes.send(wanted, ticket.model_dump(), model)
         self._held |= dict.fromkeys(wanted, (last, now + LIFE))
 

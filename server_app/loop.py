@@ -63,7 +63,7 @@ class Coordinator:
         self.keys = Keyring(plan.keys)
         place = self.federation, self.layout, self.keys, plan.middleware, self.invitations
         own: dict[str, Any] = {"views": plan.run_dir / "views", "initial": partial(initial, self.federation)}
-        own["holders"] = lambda: self.strategy.holders
+        own |= {"holders": lambda: self.strategy.holders, "made": lambda: self.strategy.made}
         seat = ServerSeat(*place, held=lambda: Held(self.models, self.kept), **own)
         self.route = self.federation.route.server(seat)
         self.evaluation = self._make_evaluation()

@@ -36,6 +36,11 @@ class Strategy:
         """By site the name of the model that it starts from, where sites have several."""
         return {} if self._grouping is None else self._grouping.holders
 
+    @property
+    def made(self) -> Mapping[str, int]:
+        """By name the round that made each of several models."""
+        return {} if self._grouping is None else self._grouping.made
+
     def group(self, models: Models, rows: Payload, tiers: Sequence[str], owners: Sequence[str]) -> Grouped | None:
         """The next models and what was decided, where sites have several."""
         return None if self._grouping is None else self._grouping.step(models, rows, tiers, owners)

@@ -230,6 +230,10 @@ def test_where_every_model_is_an_outlier_none_changes_and_the_reason_is_said() -
     assert all(found.models[name] is before[name] for name in before)
     assert server.grouping.holders == holders
     assert "all 4 models are outliers" in found.reasons[0]
+    assert set(server.grouping.made.values()) == {1}  # of round 1, also in later rounds and after a restart
+    server.resume()
+    server.play({f"site-{i}": near(0, i) for i in range(5)})
+    assert server.grouping.made == {"model": 3, "cluster-1": 3, "cluster-2": 1}
     fresh = Server()
     assert fresh.play({f"site-{i}": near(10 + i, i) for i in range(4)}).models.keys() == {"model"}
 
@@ -238,6 +242,7 @@ def test_a_cluster_whose_rule_needs_more_updates_keeps_its_model() -> None:
     server = Server("samples: 2, eps: 0.2, rule: {kind: multi-krum, f: 0}, points: 2")
     found = server.play({f"site-{i}": near(i // 6, i) for i in range(8)})
     assert not found.models["cluster-2"].any()
+    assert server.grouping.made == {"model": 1, "cluster-1": 1, "cluster-2": 0}
     assert found.models["cluster-1"].any()
     assert any(reason.startswith("cluster-2: its 2 updates are not combined: ") for reason in found.reasons)
 

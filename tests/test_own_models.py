@@ -45,12 +45,20 @@ class Office:
         self.models = {f"cluster-{i}": np.full(PARAMETERS, i, np.float32) for i in range(2)}
         self.given: dict[str, Vector] = {}
         self.swap: dict[str, str] = {}
+        self.made: dict[str, int] = {}
         self.post: dict[str, Any] = {}
         self._answers: list[tuple[str, str, Payload | None]] = []
         self._sites = {name: self._site(folder / name) for name in self.federation.site_names}
         server = self.keys.of("server", "server")
         seat = ServerSeat(
-            self.federation, Work.layout, server, (), self, held=lambda: Held(self.models, {}), holders=lambda: holders
+            self.federation,
+            Work.layout,
+            server,
+            (),
+            self,
+            held=lambda: Held(self.models, {}),
+            holders=lambda: holders,
+            made=lambda: self.made,
         )
         self._end = self.federation.route.server(seat)
 
@@ -65,7 +73,7 @@ class Office:
         model = self.models[self.swap[name]] if name in self.swap else model
         self.given[name] = model
         facts = {"run": ask.run, "federation": self.federation.digest, "first": 1, "last": 1}
-        ticket = Ticket(**facts, terms=ask.terms.to_json(), place=place)
+        ticket = Ticket(**facts, terms=ask.terms.to_json(), place=place, made=ask.made)
         fields, update = worker.answer(self._sites[name], ticket.model_dump(), bytearray(data_bytes(model)))
         sent = np.frombuffer(bytes(update), "<f4").copy()
         sent = self.post.get(name, lambda row: row)(sent)
@@ -91,6 +99,12 @@ def test_each_site_gets_its_own_model_and_refuses_that_of_another_cluster(tmp_pa
     assert all((office.given[site] == int(HOLDERS[site][-1])).all() for site in outcome.owners)
     assert outcome.rows is not None
     assert outcome.rows.shape[1] == PARAMETERS + 2 * DIGIT
+
+
+def test_a_site_is_shown_which_round_made_its_model_and_refuses_a_later_one(tmp_path: Path) -> None:
+    office = Office(tmp_path, HOLDERS)
+    office.made = {"cluster-0": 0, "cluster-1": 1}  # in round 1
+    assert office.play().owners == [f"site-{i}" for i in range(4)]
 
 
 def test_a_hostile_row_is_refused_and_the_round_goes_on_without_it(tmp_path: Path) -> None:

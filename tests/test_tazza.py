@@ -183,6 +183,16 @@ def test_few_with_another_check_value_are_left_out_and_a_split_ends_the_run() ->
             odd(wrong, sites)
 
 
+def test_a_model_that_stayed_as_it_was_is_opened_with_the_rule_that_closed_it(work: Workload) -> None:
+    """One of several clusters may have no update in a round, and its model is that of an earlier one then."""
+    (site, *_) = pipelines(config(rounds=4), work, Given(agreed())).values()
+    start = site.inward(np.zeros(work.layout.size, np.float32), at(1)).copy()
+    closed = site.outward(np.zeros_like(start), at(1))
+    assert np.array_equal(site.inward(closed, at(2)), start)
+    assert not np.array_equal(site.inward(closed, at(4)), start)
+    assert np.array_equal(site.inward(closed, replace(at(4), made=1)), start)
+
+
 def test_a_run_does_not_go_on_under_another_roster(work: Workload, tmp_path: Path) -> None:
     federation, model = config(), np.zeros(work.layout.size, np.float32)
 

@@ -69,6 +69,10 @@ class Grouping(Protocol):
     def holders(self) -> Mapping[str, str]:
         """The name of the model that every site starts from and may see."""
 
+    @property
+    def made(self) -> Mapping[str, int]:
+        """By name the round that made each model; 0: the first one."""
+
     def step(
         self, models: Mapping[str, Vector], rows: Payload, tiers: Sequence[str], owners: Sequence[str]
     ) -> Grouped: ...

@@ -48,6 +48,7 @@ class Ticket(Model):
     last: int = Field(ge=1, le=2**31)
     terms: str = Field("", max_length=4096, description="of the attempt: fl_privacy.round.terms")
     place: str = Field("", max_length=4096, description="of the model, where sites have several: round.own_models")
+    made: int | None = Field(None, ge=0, le=2**31, description="the round that made it, where sites have several")
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,11 @@ def no_holders() -> Mapping[str, str]:
     return {}
 
 
+def none_made() -> Mapping[str, int]:
+    """Every model was made in the round before."""
+    return {}
+
+
 def no_model() -> Vector:
     raise ConfigError("model: this party has no initial model")
 
@@ -207,6 +213,7 @@ class ServerSeat(Seat):
     views: Path | None = None  # of this run, where the route itself records what simulated parties see
     initial: Callable[[], Vector] = no_model
     holders: Callable[[], Mapping[str, str]] = no_holders  # by site the model that it starts from, if there are several
+    made: Callable[[], Mapping[str, int]] = none_made  # by name the round that made each of several models
 
 
 class SiteEnd(Protocol):

@@ -109,7 +109,9 @@ class AtSite:
         same = (self._terms.run, self._terms.round) == (ticket.run, ticket.first)
         require(same and model is not None, "ticket: came without a model, or with the terms of another round")
         assert model is not None
-        yield self._terms.at, model
+        at = replace(self._terms.at, made=ticket.made)
+        require(at.version <= self._terms.at.version, "ticket: with a model of a later round")
+        yield at, model
 
     def admit(self, at: At, model: Vector) -> None:
         sound = model.shape == (self._seat.layout.size,) and bool(np.isfinite(model).all())
@@ -211,9 +213,10 @@ class AtServer:
             self._sites.invite(ask, model)
             return
         own = self._own_models(ask.run, ask.farewell or ask.round - 1)
-        models, holders = self._seat.held().models, self._seat.holders()
+        models, holders, made = self._seat.held().models, self._seat.holders(), self._seat.made()
         for site in ask.cohort:
-            self._sites.invite(replace(ask, cohort=[site]), models[holders[site]], own.place(site))
+            own_ask = replace(ask, cohort=[site], made=made.get(holders[site]))
+            self._sites.invite(own_ask, models[holders[site]], own.place(site))
 
     def _tier(self, site: str) -> str:
         return self._federation.site(site).tier

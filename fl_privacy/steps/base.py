@@ -38,6 +38,12 @@ class At:
     farewell: int = field(default=0, kw_only=True)  # the round whose model every site gets to keep; no update is wanted
     best: int = field(default=0, kw_only=True)  # the round with the best model so far, if known
     nonce: bytes = field(default=b"", kw_only=True)  # of the run
+    made: int | None = field(default=None, kw_only=True)  # the round that made the model, where sites have several
+
+    @property
+    def version(self) -> int:
+        """The round that made the model, 0 for the first one: of several, some stay as they are for rounds."""
+        return (self.farewell or self.round - 1) if self.made is None else self.made
 
     @property
     def where(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MODEL = "model"  # what a site without a cluster starts from: that of the largest cluster
 CLUSTER = "cluster-"
+MADE = "made"  # in the state of a checkpoint
 
 
 def named(label: int) -> str:
@@ -38,6 +40,12 @@ class Clustering:
         self._rule, self._federation, self._forward = rule, federation, forward
         self._history = History()
         self._combiners: dict[str, Combiner] = {}
+        self._made, self._round = {MODEL: 0}, 0
+
+    @property
+    def made(self) -> Mapping[str, int]:
+        """By name the round that made each model; 0: the first one."""
+        return self._made
 
     @property
     def holders(self) -> Mapping[str, str]:
@@ -64,11 +72,13 @@ class Clustering:
         for label, group in zip(labels, groups, strict=True):
             members.setdefault(label, []).extend(group)
         reasons = self._outliers(found, owners)
-        made = dict(models)
+        made, earlier, self._round = dict(models), {**self._made}, self._round + 1
         for label, chosen in sorted(members.items()):
             of = sorted(chosen)
-            base = models[self._start(label, [owners[row] for row in of], before, models)]
-            made[named(label)], reason = self._combined(named(label), base, trained[of], [tiers[row] for row in of])
+            start = self._start(label, [owners[row] for row in of], before, models)
+            tiers_of = [tiers[row] for row in of]
+            made[named(label)], reason = self._combined(named(label), models[start], trained[of], tiers_of)
+            self._made[named(label)] = earlier[start] if reason else self._round
             reasons += [reason] if reason else []
         placed = [
             Placed(site, group, before.get(site), self._history.clusters.get(site), _nearest(found, row))
@@ -114,20 +124,27 @@ class Clustering:
         """The models of clusters that have sites, and under MODEL that of the largest one."""
         there = {named(label) for label in self._history.clusters.values()}
         for name in sorted(models.keys() - there - {MODEL}):
-            del models[name]
+            del models[name], self._made[name]
             self._combiners.pop(name, None)
             reasons.append(f"{name}: all its sites are in other clusters, and its model is no longer used")
         largest = self._history.largest
-        return models if largest is None else {**models, MODEL: models[named(largest)]}
+        if largest is None:
+            return models
+        self._made[MODEL] = self._made[named(largest)]
+        return {**models, MODEL: models[named(largest)]}
 
     def state(self) -> dict[str, NDArray[Any]]:
         found = self._history.state()
+        text = json.dumps([self._round, self._made], sort_keys=True)
+        found[MADE] = np.frombuffer(text.encode(), np.uint8).copy()
         for name, combiner in self._combiners.items():
             found |= {f"{name}/{key}": array for key, array in combiner.state().items()}
         return found
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self._history, self._combiners = History.of(state), {}
+        if MADE in state:
+            self._round, self._made = json.loads(np.asarray(state[MADE], np.uint8).tobytes())
         for label in sorted(set(self._history.clusters.values())):
             prefix = f"{named(label)}/"
             own = {key.removeprefix(prefix): array for key, array in state.items() if key.startswith(prefix)}

@@ -1,8 +1,8 @@
 """`permute: {kind: tazza}`: the server averages models whose hidden units it cannot put a name to.
 
 Every round has its own rule, drawn from the secret that the sites agreed on. A site opens the model of a round with the
-rule of the round before, trains it, and closes what it sends with this round's. What travels is the difference to the
-model received: the server adds the mean of these to its model, and so has the mean of the closed models.
+rule of the round that made it, trains it, and closes what it sends with this round's. What travels is the difference to
+the model received: the server adds the mean of these to its model, and so has the mean of the closed models.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Closing(Running):
         self._roster, self._before = b"", b""  # of this round's agreement, and of the last round's
 
     def inward(self, model: Vector, at: At) -> Vector:
-        agreed, version = self._agreed(), at.farewell or at.round - 1
+        agreed, version = self._agreed(), at.version
         self._roster = bytes.fromhex(agreed.terms.roster)
         if self._before not in (b"", self._roster):
             why = "permute: the roster changed, and with it the secret; this run's models stay closed"
