@@ -257,6 +257,22 @@ def test_a_model_that_overflows_is_an_outlier_and_leaves_the_others_alone() -> N
     assert {place.group for place in found.placed[6:]} == {OUTLIER}
 
 
+def test_a_model_that_overflows_but_answers_like_the_others_is_an_outlier_too() -> None:
+    """A dead unit hides it: combined with the others, it would keep the cluster from ever moving."""
+    server = Server()
+    server.grouping._forward = lambda model, x: linear(np.maximum(model, 0), x)
+    server.models = {"model": np.full(4 * DIGIT, 1, np.float32)}
+    server.models["model"][0] = -3e38
+    updates = {f"site-{i}": near(0, i) for i in range(6)}
+    for update in updates.values():
+        update[0] = 0
+    updates["site-5"] = updates["site-0"].copy()
+    updates["site-5"][0] = -3e38
+    found = server.play(updates)
+    assert [place.group for place in found.placed] == [0] * 5 + [OUTLIER]
+    assert (found.models["cluster-1"][1:] != 1).all()
+
+
 def test_a_cluster_without_sites_is_dropped_and_what_was_decided_is_recorded() -> None:
     server = Server()
     server.play({f"site-{i}": near(i // 5, i) for i in range(8)})
