@@ -129,6 +129,17 @@ def test_no_sender_takes_the_room_of_the_others() -> None:
     box.post(pb.Letter(sender="c", **letter), 0.0)
 
 
+def test_several_senders_together_do_not_take_the_room_of_the_others() -> None:
+    box, letter = Mailbox(), {"recipient": "b", "topic": "t", "content": bytes(mailbox.LARGEST)}
+    for number in range(mailbox.MOST // mailbox.SHARE):  # eight are fewer than a third of 25
+        for _ in range(mailbox.SHARE // mailbox.LARGEST):
+            box.post(pb.Letter(sender=f"liar-{number}", **letter), 0.0)
+    for _ in range(mailbox.OWN // mailbox.LARGEST):
+        box.post(pb.Letter(sender="c", **letter), 0.0)
+    with pytest.raises(ProtocolError, match="full"):
+        box.post(pb.Letter(sender="c", **letter), 0.0)
+
+
 def test_a_mailbox_is_bounded_and_its_messages_expire(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mailbox, "PER_SENDER", 2)
     box = Mailbox()

@@ -11,6 +11,7 @@ LARGEST = 64 * 1024  # bytes of one message
 MOST = 32 * 2**20  # bytes of all messages of a run
 PER_SENDER = 4096  # waiting messages of one sender
 SHARE = 4 * 2**20  # their bytes: one sender must not take the room of the others
+OWN = 2**19  # bytes of one sender for which there is room when several others have filled the mailbox
 PAGE = 2**20  # bytes of the messages in one reply
 LIFE = 3600.0  # seconds
 
@@ -32,7 +33,7 @@ class Mailbox:
         held = sum(len(other.content) for *_, other in self._letters)
         own = [len(other.content) for *_, other in self._letters if other.sender == letter.sender]
         fair = len(own) < PER_SENDER and sum(own) + len(letter.content) <= SHARE
-        room = held + len(letter.content) <= MOST and fair
+        room = (held + len(letter.content) <= MOST or sum(own) + len(letter.content) <= OWN) and fair
         require(room, "mailbox: full; wait until messages are fetched", "RESOURCE_EXHAUSTED")
         self._count += 1
         self._letters.append((now, self._count, letter))
