@@ -1,4 +1,4 @@
-"""What one site, or a mailbox, can do to the agreement of the others while fewer than a third of the sites are faulty."""
+"""What one site can do to the agreement of the others while fewer than a third of the sites are faulty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from boards import House, Slot, problem_of
 from fl_privacy.agreement.conflicts import packed
-from fl_privacy.agreement.messages import Statement, Topic, sign
+from fl_privacy.agreement.messages import Message, Statement, Topic, encode, sign
 from fl_privacy.identity.pki import load_key
 from helpers import eventually
 
@@ -64,3 +64,32 @@ def test_one_site_that_contradicts_itself_and_shows_a_wrong_check_value_stops_no
     house.stop()
     assert {fields["site"] for _, fields in house.events("equivocated")} == {"site-0"}
     assert not house.events("split")
+
+
+def test_what_is_refused_is_not_checked_again_every_turn_and_what_is_gone_is_forgotten(tmp_path: Path) -> None:
+    """A bulletin of thousands of signatures, the last one wrong, would keep every other site's processor busy."""
+    house, seen = House(tmp_path), list[bytes]()
+    house.start()
+    assert len({site.agreed().secret for site in house.sites.values()}) == 1
+    liar, other = (house.sites[name]._part for name in ("site-0", "site-1"))
+    assert liar is not None
+    assert other is not None
+    plain = other.agreement.receive
+
+    def receive(data: bytes) -> Any:
+        seen.append(data)
+        return plain(data)
+
+    other.agreement.receive = receive  # type: ignore[method-assign]
+    for number in range(3):
+        key = load_key(house.keys.of("site", "site-0").key_file)
+        ask = sign(liar.terms, key, Statement(Topic.ASK, "site-0", 2, number, b""))
+        liar._board._messages = {b"junk": None, encode(Message(ask)): None}
+        house.sites["site-0"]._wanted.set()
+        eventually(lambda number=number: len(seen) >= 2 + number)  # type: ignore[misc]
+    for _ in range(10):
+        house.sites["site-1"].agreed()  # a turn each
+    house.stop()
+    assert 1 <= seen.count(b"junk") <= 2  # again when the timer of the last resend is over
+    on_boards = sum(len(found.messages) for found in other._board.bulletins.values())
+    assert len(other._board._taken) <= on_boards

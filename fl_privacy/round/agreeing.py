@@ -194,6 +194,7 @@ class Part:
         self._others: dict[str, set[str]] = {}  # by run: who showed another check value
         self._found: list[Output] = []  # not acted on yet: a turn may break off, and the next one continues
         self._started = False
+        self._place = (0, 0)
 
     def turn(self) -> bool:
         """Read what is new, act on it, and say what follows; whether anything happened."""
@@ -213,6 +214,10 @@ class Part:
             if name == RESEND:
                 self._board.again()
             found += self.agreement.expired(name)
+        place = len(self.agreement.decisions), self.agreement.ballot.view
+        if place != self._place:
+            self._board.moved()
+        self._place = place
         self._act(found, now)
         self._found = []
         self._compare()

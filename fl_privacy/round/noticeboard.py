@@ -47,7 +47,9 @@ class Noticeboard:
         self._checks: dict[str, tuple[int, str]] = {}
         self._cards: dict[str, Card] = {}
         self._read: dict[str, bytes] = {}  # by site: digest of its sealed bulletin
-        self._taken: set[bytes] = set()  # digests of messages
+        self._taken: set[bytes] = set()  # digests of messages that are on a board
+        self._refused: set[bytes] = set()  # likewise, and not worth another look before something changes
+        self._keys = 0  # that were known at the last look
         self._last: tuple[Bulletin, frozenset[tuple[str, bytes]]] | None = None
         self._due = 0.0
         self._card_due = 0.0
@@ -71,11 +73,17 @@ class Noticeboard:
         for found in self.bulletins.values():
             for other, key in found.known.items():
                 self._learn(other, key)
-        for found in list(self.bulletins.values()):
-            for message in found.messages:
-                mark = hashlib.sha256(message).digest()
-                if mark not in self._taken:
-                    yield News(message, lambda mark=mark: self._taken.add(mark))  # type: ignore[misc]
+        there = {hashlib.sha256(message).digest(): message for b in self.bulletins.values() for message in b.messages}
+        self._taken &= there.keys()
+        self._refused = self._refused & there.keys() if self._keys == len(self._terms.key_of) else set()
+        self._keys = len(self._terms.key_of)
+        for mark in [mark for mark in there if mark not in self._taken and mark not in self._refused]:
+            self._refused.add(mark)
+            yield News(there[mark], lambda mark=mark: self._taken.add(mark))  # type: ignore[misc]
+
+    def moved(self) -> None:
+        """What was refused may be good now."""
+        self._refused.clear()
 
     @property
     def shown(self) -> Mapping[str, tuple[int, str]]:
@@ -85,6 +93,7 @@ class Noticeboard:
     def again(self) -> None:
         """Hand out all messages once more: some may have come before they could be used."""
         self._taken.clear()
+        self._refused.clear()
 
     def say(self, message: bytes) -> None:
         """Keep the newest messages; what was said before and is said again is the newest."""

@@ -95,7 +95,7 @@ class Clustering:
         x = np.ascontiguousarray(given.reshape(senders * rule.samples, *rule.shape(self._federation)))
         answers = [self._forward(model, x).reshape(senders, rule.samples, -1) for model in trained]
         for answer, model in zip(answers, trained, strict=True):
-            if not np.isfinite(model).all():  # its answers may be finite, as behind a ReLU, but no rule could combine it
+            if not np.isfinite(model).all():  # its answers may be, as behind a ReLU, but no rule could combine it
                 answer[:] = np.nan
         return validate(np.stack(answers), rule.points, rule.factor, rule.eps, rule.published)
 
