@@ -7,10 +7,12 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from boards import House, Slot, problem_of
-from fl_privacy.agreement.conflicts import packed
+from fl_privacy.agreement.conflicts import MOST, Witness, packed
 from fl_privacy.agreement.messages import Message, Statement, Topic, encode, sign
+from fl_privacy.agreement.terms import Terms, public
 from fl_privacy.identity.pki import load_key
 from helpers import eventually
 
@@ -93,3 +95,20 @@ def test_what_is_refused_is_not_checked_again_every_turn_and_what_is_gone_is_for
     assert 1 <= seen.count(b"junk") <= 2  # again when the timer of the last resend is over
     on_boards = sum(len(found.messages) for found in other._board.bulletins.values())
     assert len(other._board._taken) <= on_boards
+
+
+def test_who_says_a_lot_is_still_proven_to_have_signed_for_two_decisions() -> None:
+    """Room for what each site says is bounded; what a decision stands on is kept whatever came before it."""
+    keys = {f"site-{index}": ec.generate_private_key(ec.SECP256R1()) for index in range(4)}
+    terms = Terms("run", 0, "ab" * 32, tuple((site, public(key)) for site, key in keys.items()))
+
+    def commit(view: int, content: int) -> Statement:
+        return sign(terms, keys["site-0"], Statement(Topic.COMMIT, "site-0", 1, view, bytes([content]) * 32))
+
+    witness = Witness(terms, "site-1")
+    noise = [commit(view, 7) for view in range(1, MOST + 1)]
+    assert witness.hear(noise) == []
+    assert witness.hear([commit(0, 1)], decided=True) == []
+    assert len(witness.statements()) == MOST + 1
+    (proof,) = witness.examine(packed([commit(0, 2)]))
+    assert (proof.site, proof.reason(terms)) == ("site-0", "two values in view 0")

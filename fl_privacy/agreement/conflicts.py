@@ -85,8 +85,11 @@ class Witness:
         self._said: dict[str, dict[tuple[Topic, int, int, bytes], Statement]] = {site: {} for site in terms.sites}
         self.proofs: dict[str, Proof] = {}
 
-    def hear(self, statements: Iterable[Statement]) -> list[Proof]:
-        """Keep genuine statements; returns the first proof against each site that was not known to be faulty."""
+    def hear(self, statements: Iterable[Statement], decided: bool = False) -> list[Proof]:
+        """Keep genuine statements; returns the first proof against each site that was not known to be faulty.
+
+        Those behind what was `decided` have room however much their authors said before: they prove a split.
+        """
         found = []
         for said in statements:
             place = (said.topic, said.height, said.view, said.content)
@@ -97,7 +100,7 @@ class Witness:
             if against is not None and said.author not in self.proofs:
                 self.proofs[said.author] = Proof(against, said)
                 found.append(self.proofs[said.author])
-            if len(kept) < MOST or said.author == self._own:
+            if decided or len(kept) < MOST or said.author == self._own:
                 kept[place] = said
         return found
 

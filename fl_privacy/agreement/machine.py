@@ -232,6 +232,8 @@ class Agreement:
     def _decide(self, decision: Message) -> None:
         """One sequence number is settled: open what was committed to, or derive the secret."""
         self.decisions.append(decision)
+        proposal = () if self.ballot.accepted is None else self.ballot.accepted.statements()
+        self._hear([*decision.statements(), *proposal], decided=True)
         if len(self.decisions) == COMMITMENTS:
             self._agreed = parts.commitments_of(self.terms, decision.value)
             self.ballot = self._next_ballot()
@@ -272,8 +274,8 @@ class Agreement:
         """State transfer: what we decided and this site did not."""
         self._out += [Send(encode(message), said.author) for message in self.decisions[said.height - 1 :]]
 
-    def _hear(self, statements: Iterable[Statement]) -> None:
-        self._out += [Named(proof) for proof in self.witness.hear(statements)]
+    def _hear(self, statements: Iterable[Statement], decided: bool = False) -> None:
+        self._out += [Named(proof) for proof in self.witness.hear(statements, decided)]
 
     def _sign(self, statement: Statement) -> Statement:
         """The only place where this site signs. What contradicts an earlier signature is not signed."""
