@@ -11,7 +11,7 @@ LARGEST = 64 * 1024  # bytes of one message
 MOST = 32 * 2**20  # bytes of all messages of a run
 PER_SENDER = 4096  # waiting messages of one sender
 SHARE = 4 * 2**20  # their bytes: one sender must not take the room of the others
-OWN = 2**19  # bytes of one sender for which there is room when several others have filled the mailbox
+OWN = 2**21  # bytes of one sender for which there is room when several others have filled the mailbox
 PAGE = 2**20  # bytes of the messages in one reply
 LIFE = 3600.0  # seconds
 
