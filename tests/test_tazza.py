@@ -19,7 +19,7 @@ from fl_privacy.models.initial import drawn, initial, started
 from fl_privacy.routes.server import odd
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.steps.permute import tazza
-from fl_privacy.steps.permute.shuffled import Closing, rules_of
+from fl_privacy.steps.permute.shuffled import Closing, check_start, rules_of
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.theory.forecast import forecast
 from fl_privacy.vector import Vector
@@ -334,3 +334,23 @@ def test_the_parts_of_an_update_travel_in_one_order() -> None:
     rule = rules_of(work, "site-0").draw(agreed().of_run(RUN, NONCE), "test", 1)
     update = np.random.default_rng(0).normal(size=start.size).astype(np.float32)
     assert np.array_equal(site.outward(update, at(1)), tazza.apply(start + update, work.layout, rule))
+
+
+@pytest.mark.parametrize("secret", [True, False])
+def test_a_task_whose_first_model_is_no_secret_is_refused(secret: bool, tmp_path: Path) -> None:
+    draws = "" if secret else "torch.manual_seed(3); "
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom torch import nn\nfrom fl_privacy import Task\n\n\nclass Own(Task):\n"
+        f"    def model(self):\n        {draws}return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))\n\n"
+        "    def data(self, site, folder):\n        raise NotImplementedError\n"
+    )
+    (tmp_path / "own.yaml").write_text(
+        "name: own\ntask: {code: own.py}\npermute: {kind: tazza}\nroute: {kind: server, mailbox: true}\n"
+        "evaluate: sites\nrounds: 1\nsites: 4\n"
+    )
+    federation = Federation.load(tmp_path / "own.yaml")
+    if secret:
+        check_start(federation)
+        return
+    with pytest.raises(FederationError, match=r"permute: 0.weight of the task's model is the same for every secret"):
+        check_start(federation)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fl_privacy import vector
+from fl_privacy.crypto import keys
 from fl_privacy.errors import ConfigError
 from fl_privacy.vector import Layout, Vector
 
@@ -53,6 +54,18 @@ def drawn(federation: Federation, key: bytes) -> Vector:
 
     with models.keyed(key):
         return vector.flatten(model_of(federation))[0]
+
+
+def not_drawn(federation: Federation) -> list[str]:
+    """Tensors of a first model that two keys give alike, such as those of a task that was trained before.
+
+    Everybody has the task, and so knows them. Vectors, and tensors of one value, may be alike: norms and biases are.
+    """
+    from fl_privacy.tasks.workload import layout_of
+
+    layout = layout_of(federation)
+    one, other = (vector.unflatten(drawn(federation, keys.fresh()), layout) for _ in range(2))
+    return [name for name, part in one.items() if part.ndim > 1 and np.ptp(part) and np.array_equal(part, other[name])]
 
 
 def check(federation: Federation) -> None:

@@ -123,6 +123,8 @@ class Closing(Running):
 
     def __init__(self, seat: Seat, own_start: bool) -> None:
         self._seat, self._own_start = seat, own_start
+        if own_start and seat.federation.task.is_own:
+            check_start(seat.federation)
         self._rules, self._layout = rules_of(seat.work, seat.site), seat.work.layout
         self._drawn: dict[tuple[bytes, int], Rule] = {}
         self._received = self._plain = np.empty(0, np.float32)
@@ -185,6 +187,16 @@ class Closing(Running):
         if self._seat.secrets is None:
             raise FederationError("permute: this site has no way to agree on a secret; start its worker with --state")
         return self._seat.secrets.agreed()
+
+
+def check_start(federation: Federation) -> None:
+    """Refuse a task whose first model the server could make, and compare later ones with."""
+    from fl_privacy.models.initial import not_drawn
+
+    if known := not_drawn(federation):
+        what = f"permute: {known[0]} of the task's model is the same for every secret, so the server knows it"
+        fix = "draw it from torch's global generator, make a constant buffer persistent=False, or use tazza-published"
+        raise FederationError(f"{what}; {fix}")
 
 
 _known: WeakKeyDictionary[Workload, Rules] = WeakKeyDictionary()
