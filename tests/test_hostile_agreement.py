@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,19 @@ def test_who_says_a_lot_is_still_proven_to_have_signed_for_two_decisions() -> No
     assert len(witness.statements()) == MOST + 1
     (proof,) = witness.examine(packed([commit(0, 2)]))
     assert (proof.site, proof.reason(terms)) == ("site-0", "two values in view 0")
+
+
+def test_a_bulletin_is_sealed_for_no_key_of_a_later_roster(tmp_path: Path) -> None:
+    """The authority may certify another key for a site, and a new roster come into force while a part is at work."""
+    house = House(tmp_path)
+    house.start()
+    assert len({site.agreed().secret for site in house.sites.values()}) == 1
+    part = house.sites["site-0"]._part
+    house.stop()
+    assert part is not None
+    letters = part._board._letters
+    cards = letters.cards()
+    cards["site-1"] = replace(cards["site-1"], signer=ec.generate_private_key(ec.SECP256R1()).public_key())
+    letters.cards = lambda: cards  # type: ignore[method-assign]
+    list(part._board.news())
+    assert set(part._board._cards) == {"site-2", "site-3"}

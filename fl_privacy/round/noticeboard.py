@@ -60,12 +60,11 @@ class Noticeboard:
         if self._card_due <= now:
             self._letters.publish()
             self._card_due = now + RENEW
-        cards = {site: card for site, card in self._letters.cards().items() if site in self._terms.sites}
+        # Another roster may be in force by now: only the keys of this one are written to.
+        cards = {site: card for site, card in self._letters.cards().items() if self._terms.learn(site, _der(card))}
         if set(self._cards) - set(cards):  # the mailbox was restarted: it has lost ours too
             self._card_due = self._due = 0.0
         self._cards = cards
-        for site, card in self._cards.items():
-            self._learn(site, _der(card))
         for site, data in self._texts().items():
             digest = hashlib.sha256(data).digest()
             if self._read.get(site) != digest and (found := self._opened(site, data)) is not None:
