@@ -6,6 +6,7 @@ can read or change it on the way. The site's state is on its disk, encrypted, be
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -192,6 +193,7 @@ class Part:
         self._board = Noticeboard(letters, terms)
         self._timers: dict[str, float] = {}
         self._others: dict[str, set[str]] = {}  # by run: who showed another check value
+        self._examined: dict[str, tuple[bytes, int]] = {}  # by site: its evidence, and how many keys were known then
         self._found: list[Output] = []  # not acted on yet: a turn may break off, and the next one continues
         self._started = False
         self._place = (0, 0)
@@ -273,9 +275,12 @@ class Part:
         if site not in others:
             others.add(site)
             self._log("other-check-value", site=site, run=run)
-        with suppress(ProtocolError):
-            for proof in self.agreement.examine(evidence):
-                self._name(Named(proof))
+        looked = hashlib.sha256(evidence).digest(), len(self.terms.key_of)
+        if self._examined.get(site) != looked:  # it may be thousands of signatures, and comes every turn
+            self._examined[site] = looked
+            with suppress(ProtocolError):
+                for proof in self.agreement.examine(evidence):
+                    self._name(Named(proof))
         caught = sorted(self.agreement.proofs)
         # Two secrets take more than f sites that sign for both; f or fewer could only pretend, to stop the others.
         if len(others | set(caught)) > self.terms.faults:
