@@ -17,7 +17,7 @@ from fl_privacy.config import Federation
 from fl_privacy.errors import ConfigError, FederationError
 from fl_privacy.models.initial import drawn, initial, started
 from fl_privacy.routes.server import odd
-from fl_privacy.steps.base import At, Seat
+from fl_privacy.steps.base import At, Seat, WithOwn
 from fl_privacy.steps.permute import tazza
 from fl_privacy.steps.permute.shuffled import Closing, check_start, rules_of
 from fl_privacy.tasks.workload import Workload
@@ -190,7 +190,7 @@ def test_a_model_that_stayed_as_it_was_is_opened_with_the_rule_that_closed_it(wo
     closed = site.outward(np.zeros_like(start), at(1))
     assert np.array_equal(site.inward(closed, at(2)), start)
     assert not np.array_equal(site.inward(closed, at(4)), start)
-    assert np.array_equal(site.inward(closed, replace(at(4), made=1)), start)
+    assert np.array_equal(site.inward(closed, WithOwn(**vars(at(4)), made=1)), start)
 
 
 def test_a_run_does_not_go_on_under_another_roster(work: Workload, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 GRACE = 10.0  # seconds that a round which can do without a middleware waits for it
 POLL = 20.0  # seconds a fetch waits at the middleware before it asks again
 CALL = 60.0  # seconds a call may take beyond the waiting
-_AT = [field.name for field in fields(At) if field.name != "made"]  # routes with a middleware have one model
+_AT = [field.name for field in fields(At)]
 LONGEST = 11 * 3600.0  # seconds that a ticket lasts: Flower drops a reply after 12 hours; the server invites again
 
 

@@ -58,6 +58,7 @@ class Ask(At):
     cohort: list[str]
     terms: Terms
     salt: bytes  # of the cohort's root
+    made: int | None = field(default=None, kw_only=True)  # the round that made the model, where sites have several
 
     @classmethod
     def of(cls, terms: Terms, cohort: list[str], salt: bytes) -> Ask:

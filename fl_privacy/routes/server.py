@@ -19,7 +19,7 @@ from fl_privacy.round.own_models import OwnModels, root_of
 from fl_privacy.round.terms import Terms
 from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket, Trust
 from fl_privacy.scores.form import Counts
-from fl_privacy.steps.base import At
+from fl_privacy.steps.base import At, WithOwn
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector
 
@@ -109,8 +109,10 @@ class AtSite:
         same = (self._terms.run, self._terms.round) == (ticket.run, ticket.first)
         require(same and model is not None, "ticket: came without a model, or with the terms of another round")
         assert model is not None
-        at = replace(self._terms.at, made=ticket.made)
-        require(at.version <= self._terms.at.version, "ticket: with a model of a later round")
+        at = self._terms.at
+        if ticket.made is not None:
+            require(ticket.made <= at.version, "ticket: with a model of a later round")
+            at = WithOwn(**vars(at), made=ticket.made)
         yield at, model
 
     def admit(self, at: At, model: Vector) -> None:

@@ -38,17 +38,27 @@ class At:
     farewell: int = field(default=0, kw_only=True)  # the round whose model every site gets to keep; no update is wanted
     best: int = field(default=0, kw_only=True)  # the round with the best model so far, if known
     nonce: bytes = field(default=b"", kw_only=True)  # of the run
-    made: int | None = field(default=None, kw_only=True)  # the round that made the model, where sites have several
 
     @property
     def version(self) -> int:
-        """The round that made the model, 0 for the first one: of several, some stay as they are for rounds."""
-        return (self.farewell or self.round - 1) if self.made is None else self.made
+        """The round that made the model; 0 for the first one."""
+        return self.farewell or self.round - 1
 
     @property
     def where(self) -> dict[str, Any]:
         """The three by name, for messages and log events."""
         return {"run": self.run, "round": self.round, "attempt": self.attempt}
+
+
+@dataclass(frozen=True)
+class WithOwn(At):
+    """Where sites have several models, some of which stay as they are for rounds."""
+
+    made: int = field(kw_only=True)  # the round that made this site's model
+
+    @property
+    def version(self) -> int:
+        return self.made
 
 
 @dataclass(frozen=True)
