@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flwr.app import ConfigRecord
 
 from fl_privacy.config import Federation
 from fl_privacy.round.terms import FAREWELLS
-from fl_privacy.routes.base import Ask
+from fl_privacy.routes.base import Ask, Ticket
 from fl_privacy.steps.base import At
 from server_app import invitations
 from server_app.invitations import Invitations
@@ -35,6 +36,7 @@ class Nodes:
         return sorted(self.there)
 
     def send(self, sites: list[str], ticket: dict[str, Any], model: Any = None) -> None:
+        ConfigRecord(ticket)  # raises for what Flower cannot carry
         self.sent.append((list(sites), ticket["first"], ticket["last"]))
 
     def receipts(self, coding: Any) -> list[tuple[str, str, None]]:
@@ -131,3 +133,11 @@ def test_a_ticket_for_the_last_round_covers_the_farewell_where_sites_can_wait(wa
     tickets.invite(ask(20, 1))
     tickets.invite(ask(21, 2))
     assert nodes.sent == [(["site-0"], 19, 19), (["site-1"], 20, last), (["site-2"], 21, max(21, last))]
+
+
+def test_flower_can_carry_every_field_of_a_ticket() -> None:
+    """Its records hold numbers, text and bytes, and nothing else."""
+    facts = {"run": "run", "federation": "0" * 64, "first": 1, "last": 1}
+    for more in ({}, {"made": 0}, {"made": 3, "place": "[]"}):
+        ticket = Ticket.model_validate({**facts, **more})
+        assert Ticket.model_validate(dict(ConfigRecord(ticket.model_dump()))) == ticket

@@ -48,7 +48,7 @@ class Ticket(Model):
     last: int = Field(ge=1, le=2**31)
     terms: str = Field("", max_length=4096, description="of the attempt: fl_privacy.round.terms")
     place: str = Field("", max_length=4096, description="of the model, where sites have several: round.own_models")
-    made: int | None = Field(None, ge=0, le=2**31, description="the round that made it, where sites have several")
+    made: int = Field(-1, ge=-1, le=2**31, description="the round that made it, where sites have several; -1: the last")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Ask(At):
     cohort: list[str]
     terms: Terms
     salt: bytes  # of the cohort's root
-    made: int | None = field(default=None, kw_only=True)  # the round that made the model, where sites have several
+    made: int = field(default=-1, kw_only=True)  # the round that made the model, where sites have several
 
     @classmethod
     def of(cls, terms: Terms, cohort: list[str], salt: bytes) -> Ask:

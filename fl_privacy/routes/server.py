@@ -110,7 +110,7 @@ class AtSite:
         require(same and model is not None, "ticket: came without a model, or with the terms of another round")
         assert model is not None
         at = self._terms.at
-        if ticket.made is not None:
+        if ticket.made >= 0:
             require(ticket.made <= at.version, "ticket: with a model of a later round")
             at = WithOwn(**vars(at), made=ticket.made)
         yield at, model
@@ -217,7 +217,7 @@ class AtServer:
         own = self._own_models(ask.run, ask.farewell or ask.round - 1)
         models, holders, made = self._seat.held().models, self._seat.holders(), self._seat.made()
         for site in ask.cohort:
-            own_ask = replace(ask, cohort=[site], made=made.get(holders[site]))
+            own_ask = replace(ask, cohort=[site], made=made.get(holders[site], -1))
             self._sites.invite(own_ask, models[holders[site]], own.place(site))
 
     def _tier(self, site: str) -> str:
