@@ -134,9 +134,9 @@ def test_hidden_orders_cancel_in_the_invariants_and_input_orders_move_them() -> 
     trained = (before + 0.1 * rng.standard_normal(before.size)).astype(np.float32)
     (group,) = factors.inputs
     (start, order), (end, _) = closed(factors, before, 1), closed(factors, trained, 1)
-    plain = invariants(factors, [Step(before, trained, np.arange(12))])
-    moved = invariants(factors, [Step(start, end, np.arange(12))])
-    opened = invariants(factors, [Step(start, end, order[group])])
+    plain = invariants(factors, [Step(before, [trained], np.arange(12))])
+    moved = invariants(factors, [Step(start, [end], np.arange(12))])
+    opened = invariants(factors, [Step(start, [end], order[group])])
     source = order[group]
     assert not np.array_equal(source, np.arange(12))
     for found, product, moment in (

@@ -7,7 +7,7 @@ the records, weighted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,10 +23,10 @@ Array = NDArray[np.float64]
 
 
 class Step(NamedTuple):
-    """A model, and what training at one site made of it, in the same order."""
+    """A round: a model, and what training at each site made of it, all in the same order."""
 
     before: Vector
-    trained: Vector
+    trained: Sequence[Vector]
     inputs: Indices  # where each input is in the order that all steps are brought to
 
 
@@ -62,16 +62,18 @@ class Gathered:
 
     def add(self, step: Step) -> None:
         first, self._last = self._names[0], step
-        change = _weights(self._factors, step.trained, first) - _weights(self._factors, step.before, first)
-        change = change[:, np.argsort(step.inputs)]
-        self._moment += change.T @ change
+        before, back = _weights(self._factors, step.before, first), np.argsort(step.inputs)
+        for model in step.trained:
+            change = (_weights(self._factors, model, first) - before)[:, back]
+            self._moment += change.T @ change
 
     @property
     def found(self) -> Invariants:
         """Without a step there is nothing to find."""
         if self._last is None:
             raise FederationError("steps: none were added; add those of a round that has an earlier model")
-        product = _product(self._factors, self._last.trained, self._names)
+        mean = np.mean(self._last.trained, axis=0, dtype=np.float64)
+        product = _product(self._factors, mean.astype(np.float32), self._names)
         return Invariants(product[:, np.argsort(self._last.inputs)], self._moment)
 
 

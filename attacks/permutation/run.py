@@ -56,8 +56,8 @@ class Chain:
         self.framed[seen.round] = after(order, last)
         if self.gathered is not None:
             back, (group,) = inverse(order), factors.inputs
-            for row in seen.closed:
-                self.gathered.add(Step(seen.sent, factors.moved(row, back), last[group]))
+            opened = [factors.moved(row, back) for row in seen.closed]
+            self.gathered.add(Step(seen.sent, opened, last[group]))
 
 
 def examine(view: View, knowledge: Knowledge, seed: int) -> Findings:

@@ -15,6 +15,7 @@ import numpy as np
 from attacks.permutation.factors import Factors, Indices
 from attacks.permutation.invariants import Array, Invariants, Step, invariants
 from attacks.permutation.matching import assigned
+from attacks.topology.shadows import Shadow
 from fl_privacy.config import Federation
 from fl_privacy.tasks.data import Dataset
 from fl_privacy.tasks.workload import Workload
@@ -28,21 +29,30 @@ def shadows(factors: Factors, federation: Federation, proxy: Dataset, rounds: in
     """The invariants of a few federations on public records."""
     rng, found = np.random.default_rng(seed), list[Invariants]()
     for _ in range(SHADOWS):
-        own = federation.model_copy(update={"seed": int(rng.integers(2**62)), "init": None})
+        changes = {
+            "seed": int(rng.integers(2**62)),
+            "init": None,
+            "reproducible": True,
+            "audit": False,
+            "canaries": None,
+        }
+        own = federation.model_copy(update=changes)
         parts = np.array_split(rng.permutation(len(proxy))[:RECORDS], min(SITES, len(federation.sites), len(proxy)))
         data = [proxy.take(part) for part in parts]
-        found.append(invariants(factors, _trained(factors, Workload(own), data, min(rounds, ROUNDS))))
+        found.append(invariants(factors, _trained(factors, own, data, min(rounds, ROUNDS))))
     return found
 
 
-def _trained(factors: Factors, work: Workload, data: Sequence[Dataset], rounds: int) -> Iterator[Step]:
+def _trained(factors: Factors, federation: Federation, data: Sequence[Dataset], rounds: int) -> Iterator[Step]:
     """What a server would see of it: it has no model to compare the first round with."""
     (group,) = factors.inputs
+    work, names = Workload(federation), federation.site_names
+    sites = [Shadow(federation, work, name, part) for name, part in zip(names, data, strict=False)]
     model, as_is = work.initial, np.arange(factors.size(group))
     for round in range(1, rounds + 1):
-        updates = np.stack([work.update(model, part, f"shadow-{at}", round) for at, part in enumerate(data)])
+        updates = np.stack([site.update(model, round) for site in sites])
         if round > 1:
-            yield from (Step(model, model + update, as_is) for update in updates)
+            yield Step(model, [model + update for update in updates], as_is)
         model = model + updates.mean(axis=0)
 
 
@@ -70,4 +80,6 @@ def unlikely(rows: Array, samples: Array) -> Array:
 
 
 def _scaled(moment: Array) -> Array:
-    return np.asarray(moment / max(float(np.linalg.norm(moment)), np.finfo(np.float64).tiny), np.float64)
+    """In units of its length, without what noise adds to every input alike."""
+    clean = moment - np.diag(moment).min() * np.eye(len(moment))
+    return np.asarray(clean / max(float(np.linalg.norm(clean)), np.finfo(np.float64).tiny), np.float64)
