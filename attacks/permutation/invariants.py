@@ -72,8 +72,8 @@ class Gathered:
         """Without a step there is nothing to find."""
         if self._last is None:
             raise FederationError("steps: none were added; add those of a round that has an earlier model")
-        mean = np.mean(self._last.trained, axis=0, dtype=np.float64)
-        product = _product(self._factors, mean.astype(np.float32), self._names)
+        mean = np.asarray(np.mean(self._last.trained, axis=0, dtype=np.float64), np.float32)
+        product = _product(self._factors, mean, self._names)
         return Invariants(product[:, np.argsort(self._last.inputs)], self._moment)
 
 
