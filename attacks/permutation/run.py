@@ -17,7 +17,7 @@ from attacks.permutation.factors import Factors, Order, after, inverse
 from attacks.permutation.invariants import Gathered, Step, linear
 from attacks.permutation.matching import MATCHERS
 from attacks.permutation.received import Received, received
-from fl_privacy.steps.permute.shuffled import Tazza, example_rules
+from fl_privacy.steps.permute.shuffled import example_rules
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript.read import View
 
@@ -63,7 +63,7 @@ class Chain:
 def examine(view: View, knowledge: Knowledge, seed: int) -> Findings:
     """Every round with an earlier model that says anything; chance is in the shadows alone."""
     federation = knowledge.federation
-    if not isinstance(federation.permute, Tazza):
+    if not federation.permute.closes:
         raise Unsuitable("permute: this run has no secret orders; the attack is for permute: tazza")
     if federation.task.is_own:
         raise Unsuitable("task: the architecture of your own task is known at its sites; use a task of ours")

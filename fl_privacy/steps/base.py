@@ -141,6 +141,7 @@ class Step(Choice):
 
     agrees: ClassVar[bool] = False  # its sites have a common secret that the server does not know
     closes: ClassVar[bool] = False  # models are readable at the sites alone
+    own_start: ClassVar[bool] = False  # the sites make the first model, and the server never holds it
     stamp_bytes: ClassVar[int] = 0  # that go with every upload
 
     def first(self, model: Vector) -> Vector:
