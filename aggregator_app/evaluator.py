@@ -19,7 +19,7 @@ from fl_privacy.identity.keyring import Keyring, peer
 from fl_privacy.models.initial import initial
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import OFF
-from fl_privacy.routes.base import peers
+from fl_privacy.routes.ends import peers
 from fl_privacy.tasks.workload import Workload
 from fl_privacy.transcript.recorder import RunRecorder
 from fl_privacy.vector import Vector

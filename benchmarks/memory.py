@@ -22,7 +22,7 @@ from benchmarks.result import Result
 from fl_privacy.coding import FLOAT32, Payload
 from fl_privacy.config import Federation, ShufflerRoute, Site
 from fl_privacy.round.collector import Collector
-from fl_privacy.routes.base import Ask, ServerSeat
+from fl_privacy.routes.ends import Ask, ServerSeat
 from fl_privacy.vector import Entry, Layout, Vector
 from fl_privacy.wire import client, federation_pb2 as pb, rpc
 from fl_privacy.wire.stream import digest

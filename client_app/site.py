@@ -23,7 +23,7 @@ from fl_privacy.ops.metrics import LOCAL, OFF, Metrics
 from fl_privacy.round.agreeing import Agreeing, terms_of
 from fl_privacy.round.sent import Sent
 from fl_privacy.round.terms import FAREWELLS
-from fl_privacy.routes.base import SiteSeat, Ticket, no_head, peers
+from fl_privacy.routes.ends import SiteSeat, Ticket, no_head, peers
 from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At, Seat
 from fl_privacy.tasks.train import Diverged, device as find_device

@@ -20,7 +20,8 @@ from fl_privacy.errors import FederationError, ProtocolError, reason_of, require
 from fl_privacy.identity.keyring import Keyring, accepted_roster
 from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import LOCAL, operations, serve as serve_metrics
-from fl_privacy.routes.base import Ticket, check_engine
+from fl_privacy.routes.base import check_engine
+from fl_privacy.routes.ends import Ticket
 from fl_privacy.tasks import accepted
 from fl_privacy.wire.buffers import keep_buffers
 from fl_privacy.wire.client import explain

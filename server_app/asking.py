@@ -15,7 +15,7 @@ from fl_privacy.identity.pki import load_key
 from fl_privacy.identity.signing import fingerprint
 from fl_privacy.round.cohort import Cohort, salt_of
 from fl_privacy.round.terms import Terms
-from fl_privacy.routes.base import Ask
+from fl_privacy.routes.ends import Ask
 from fl_privacy.vector import Layout
 
 FILE = "attempt.json"

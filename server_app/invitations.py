@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fl_privacy.coding import Payload
 from fl_privacy.config import Federation
 from fl_privacy.round.terms import FAREWELLS
-from fl_privacy.routes.base import Ask, Ticket
+from fl_privacy.routes.ends import Ask, Ticket
 from fl_privacy.vector import Vector
 
 from .nodes import Nodes

@@ -21,7 +21,7 @@ from fl_privacy.ops.log import Log
 from fl_privacy.ops.metrics import Metrics, serve as serve_metrics
 from fl_privacy.round.best import Best
 from fl_privacy.round.checkpoints import Arrays, Checkpoints
-from fl_privacy.routes.base import Ask, Held, Outcome, ServerSeat
+from fl_privacy.routes.ends import Ask, Held, Outcome, ServerSeat
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.transcript import RunWriter, ViewWriter
 from fl_privacy.transcript.events import VOID, Clustered, Decision, Event, Farewell, Invited, filed

@@ -11,7 +11,7 @@ from fl_privacy.config.changes import accepted
 from fl_privacy.config.guarantee import Asked, guarantee, stated
 from fl_privacy.deploy.plan import ServerPlan
 from fl_privacy.registry import packages
-from fl_privacy.routes.base import Ask
+from fl_privacy.routes.ends import Ask
 from fl_privacy.tasks.making import task_of
 from fl_privacy.transcript.run import MANIFEST, VIEWS, load_manifest
 from fl_privacy.transcript.signing import utc_now

@@ -17,7 +17,7 @@ from fl_privacy.config import Federation
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.rns.coding import Modular
 from fl_privacy.round.sent import Sent
-from fl_privacy.routes.base import Ask, Outcome, ServerSeat, SiteSeat, Ticket
+from fl_privacy.routes.ends import Ask, Outcome, ServerSeat, SiteSeat, Ticket
 from helpers import NONCE, Deployment, Keys, deploy
 from server_app.asking import Asking
 from sites import PARAMETERS, Work

@@ -38,7 +38,7 @@ from fl_privacy.ops.tail import Tail
 from fl_privacy.roles import ROLES
 from fl_privacy.round.cohort import Cohort
 from fl_privacy.round.terms import FIELDS, Terms, joined
-from fl_privacy.routes.base import Ask
+from fl_privacy.routes.ends import Ask
 from fl_privacy.wire import client, federation_pb2 as pb, rpc
 from fl_privacy.wire.stream import chunks, digest
 from server_app.asking import Asking

@@ -17,7 +17,7 @@ from fl_privacy.errors import ProtocolError
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.round.resident import Resident
 from fl_privacy.round.sent import Sent
-from fl_privacy.routes.base import Outcome, ServerSeat, SiteSeat, Ticket
+from fl_privacy.routes.ends import Outcome, ServerSeat, SiteSeat, Ticket
 from fl_privacy.routes.shards import ShardsRoute
 from fl_privacy.steps.base import At
 from fl_privacy.vector import Entry, Layout

@@ -19,7 +19,7 @@ from fl_privacy.dp.ledger import compose
 from fl_privacy.errors import ConfigError, FederationError, ProtocolError
 from fl_privacy.identity.keyring import Identity, Keyring
 from fl_privacy.identity.pki import Authority
-from fl_privacy.routes.base import Ticket
+from fl_privacy.routes.ends import Ticket
 from fl_privacy.steps.base import At
 from fl_privacy.steps.privatise.allocated import own, shares
 from fl_privacy.steps.privatise.dpsgd import Dpsgd

@@ -14,8 +14,8 @@ from client_app.site import Site
 from fl_privacy.config import Federation
 from fl_privacy.identity.roster import Member
 from fl_privacy.round.sent import FOLDER
-from fl_privacy.routes.base import Ticket
 from fl_privacy.routes.cut import Cut
+from fl_privacy.routes.ends import Ticket
 from fl_privacy.wire import client, federation_pb2 as pb
 from fl_privacy.wire.stream import digest
 from helpers import CALL, Deployment, Keys, bound_to, collect, deploy, eventually, round_header, status, submit

@@ -16,7 +16,7 @@ from fl_privacy.config import Federation
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.round.counted import sent
 from fl_privacy.round.sent import Sent
-from fl_privacy.routes.base import Ask, ServerSeat, SiteSeat, Ticket
+from fl_privacy.routes.ends import Ask, ServerSeat, SiteSeat, Ticket
 from fl_privacy.scores.form import LONGEST, Counts
 from fl_privacy.tasks.workload import layout_of
 from fl_privacy.wire import client, federation_pb2 as pb

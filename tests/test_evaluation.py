@@ -25,7 +25,7 @@ from fl_privacy.identity.keyring import Keyring
 from fl_privacy.models import kept
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.round.sent import Sent
-from fl_privacy.routes.base import SiteSeat, Ticket
+from fl_privacy.routes.ends import SiteSeat, Ticket
 from fl_privacy.scores.form import Tally
 from fl_privacy.scores.metrics import scores
 from fl_privacy.scores.shares import added

@@ -17,7 +17,7 @@ from fl_privacy.config import Federation
 from fl_privacy.ops.metrics import OFF
 from fl_privacy.round.member import Answer, Member
 from fl_privacy.round.sent import Sent
-from fl_privacy.routes.base import ServerSeat, SiteSeat
+from fl_privacy.routes.ends import ServerSeat, SiteSeat
 from fl_privacy.shard import masks
 from fl_privacy.wire import client, federation_pb2 as pb
 from fl_privacy.wire.stream import digest

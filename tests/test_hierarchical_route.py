@@ -19,7 +19,7 @@ from fl_privacy.deploy.engines import compose
 from fl_privacy.deploy.kits.kit import Folder
 from fl_privacy.deploy.kits.provision import provision
 from fl_privacy.errors import ConfigError, ProtocolError
-from fl_privacy.routes.base import peers
+from fl_privacy.routes.ends import peers
 from fl_privacy.routes.hierarchical import EXACT, PLAIN, encoded, mean_of
 from fl_privacy.routes.regions import check
 from fl_privacy.wire import client, federation_pb2 as pb

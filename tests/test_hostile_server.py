@@ -14,7 +14,7 @@ import pytest
 
 from client_app.site import Site
 from fl_privacy.config import Federation
-from fl_privacy.routes.base import Ticket
+from fl_privacy.routes.ends import Ticket
 from fl_privacy.wire import client, federation_pb2 as pb
 from helpers import CALL, Deployment, Keys, collect, deploy, kill, open_round, round_header, status
 from sites import PARAMETERS, Events, Work

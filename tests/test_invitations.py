@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord
 
 from fl_privacy.config import Federation
 from fl_privacy.round.terms import FAREWELLS
-from fl_privacy.routes.base import Ask, Ticket
+from fl_privacy.routes.ends import Ask, Ticket
 from fl_privacy.steps.base import At
 from server_app import invitations
 from server_app.invitations import Invitations

@@ -14,7 +14,7 @@ from fl_privacy.deploy.engines.engine import up
 from fl_privacy.errors import RoundFailed
 from fl_privacy.round.aggregating import Aggregating
 from fl_privacy.round.resident import Resident
-from fl_privacy.routes.base import Outcome
+from fl_privacy.routes.ends import Outcome
 from helpers import Deployment, Keys, deploy
 from residents import D, House, averaged, federation, initial
 from test_placement_runs import config_of, kept_by_sites, models_of, same

@@ -233,7 +233,7 @@ def test_a_first_mix_that_replaces_all_onions_but_one_site_s_shows_its_residues_
     assert np.array_equal(sums - own, residues.of(values[0], MODULI))
 
 
-def test_a_run_loses_nothing_when_another_one_opens_a_round_at_the_same_mix(tmp_path: Path) -> None:
+def test_a_run_loses_nothing_to_another_run_at_the_same_mix(tmp_path: Path) -> None:
     mix = OnionMix("mix-0", federation({"trust": "malicious"}), KEYS.of("mix", "mix-0"), tmp_path, Quiet("mix-0"))
 
     def attempt(name: str) -> Any:

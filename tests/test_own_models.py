@@ -14,7 +14,7 @@ from client_app.site import Site
 from fl_privacy.coding import Payload
 from fl_privacy.errors import ProtocolError, RoundFailed
 from fl_privacy.round.own_models import OwnModels, root_of
-from fl_privacy.routes.base import Ask, Held, Outcome, ServerSeat, Ticket
+from fl_privacy.routes.ends import Ask, Held, Outcome, ServerSeat, Ticket
 from fl_privacy.vector import Vector
 from fl_privacy.wire.stream import data_bytes, digest
 from helpers import Keys, ask_of

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, strategies as st
 from client_app import pipe, tickets, worker
 from fl_privacy.errors import FederationError, ProtocolError
 from fl_privacy.ops.metrics import OFF
-from fl_privacy.routes.base import Ticket
+from fl_privacy.routes.ends import Ticket
 from helpers import eventually
 from profiles import examples
 

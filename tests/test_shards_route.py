@@ -20,7 +20,7 @@ from fl_privacy.combine import mean
 from fl_privacy.config import Federation
 from fl_privacy.deploy.engines.engine import up
 from fl_privacy.deploy.engines.follow import Result
-from fl_privacy.routes.base import Ask, ServerSeat
+from fl_privacy.routes.ends import Ask, ServerSeat
 from fl_privacy.shard import masks
 from fl_privacy.tasks.workload import Workload, layout_of
 from fl_privacy.transcript import open_run

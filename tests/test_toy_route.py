@@ -22,7 +22,8 @@ from fl_privacy.deploy.parties import observers, parties
 from fl_privacy.errors import ConfigError, RoundFailed
 from fl_privacy.round.terms import Terms
 from fl_privacy.routes import ROUTES
-from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket
+from fl_privacy.routes.base import Route
+from fl_privacy.routes.ends import Ask, Outcome, ServerSeat, SiteSeat, Ticket
 from fl_privacy.steps.base import At
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.vector import Vector

@@ -32,7 +32,7 @@ from fl_privacy.wire import federation_pb2 as pb
 from fl_privacy.wire.stream import digest
 
 if TYPE_CHECKING:
-    from fl_privacy.routes.base import SiteSeat
+    from fl_privacy.routes.ends import SiteSeat
 
 FOLDER = "aggregator"  # in the site's own folder
 SAID, STATEMENT = "said", "statement"

@@ -22,7 +22,7 @@ from fl_privacy.vector import Vector
 from fl_privacy.wire import client, federation_pb2 as pb, rpc
 
 if TYPE_CHECKING:
-    from fl_privacy.routes.base import Ask, ServerSeat
+    from fl_privacy.routes.ends import Ask, ServerSeat
 
 Result = TypeVar("Result")
 CALL = 60.0

@@ -28,7 +28,7 @@ from fl_privacy.wire import client, federation_pb2 as pb, rpc
 
 if TYPE_CHECKING:
     from fl_privacy.identity.keyring import Identity
-    from fl_privacy.routes.base import SiteSeat, Ticket
+    from fl_privacy.routes.ends import SiteSeat, Ticket
     from fl_privacy.routes.parts import Parts
 
 GRACE = 10.0  # seconds that a round which can do without a middleware waits for it

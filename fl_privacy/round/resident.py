@@ -27,8 +27,8 @@ from fl_privacy.wire import client, federation_pb2 as pb
 from fl_privacy.wire.stream import digest
 
 if TYPE_CHECKING:
-    from fl_privacy.routes.base import SiteSeat
     from fl_privacy.routes.cut import Cut
+    from fl_privacy.routes.ends import SiteSeat
 
 CARD, CHECK, APPLY, SEND, MODEL = "card", "check", "apply", "send", "model"  # duties
 SHARDS = "shards"  # the topic on which sites say what they received

@@ -20,7 +20,7 @@ from fl_privacy.steps.base import At
 from fl_privacy.wire import client
 
 if TYPE_CHECKING:
-    from fl_privacy.routes.base import SiteSeat
+    from fl_privacy.routes.ends import SiteSeat
     from fl_privacy.routes.mixes import MixesRoute
 
 DENIED = "PERMISSION_DENIED"

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_privacy.coding import FLOAT32
-from fl_privacy.routes.base import UPDATES, Ask, Outcome, ServerSeat, Trust
+from fl_privacy.routes.base import UPDATES, Trust
+from fl_privacy.routes.ends import Ask, Outcome, ServerSeat
 from fl_privacy.routes.server import AtServer, ThroughFlower
 from fl_privacy.shuffle.layer import permutations
 from fl_privacy.steps.base import single_use_key

@@ -17,7 +17,8 @@ from pydantic import Field
 from fl_privacy.coding import FLOAT32, Coding, Payload
 from fl_privacy.combine import limbs
 from fl_privacy.errors import FederationError, require
-from fl_privacy.routes.base import Route, ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, tickets
+from fl_privacy.routes.base import Route, Trust, tickets
+from fl_privacy.routes.ends import ServerEnd, ServerSeat, SiteEnd, SiteSeat
 from fl_privacy.routes.parts import Whole
 from fl_privacy.theory.cost import Cost, cost
 from fl_privacy.topology.graphs import region_sizes

@@ -20,7 +20,8 @@ from fl_privacy.coding import Coding, Payload
 from fl_privacy.mix import check
 from fl_privacy.rns.coding import CARRY_SAFE, Modular
 from fl_privacy.rns.residues import Residues, words
-from fl_privacy.routes.base import Route, ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, tickets
+from fl_privacy.routes.base import Route, Trust, tickets
+from fl_privacy.routes.ends import ServerEnd, ServerSeat, SiteEnd, SiteSeat
 from fl_privacy.routes.recorded import summed
 from fl_privacy.steps.base import Foretold
 from fl_privacy.theory.cost import Cost, cost

@@ -22,7 +22,8 @@ from fl_privacy.mix.batch import MEMBER, MOST
 from fl_privacy.mix.dummies import MESSAGE
 from fl_privacy.rns.coding import PUBLISHED, Modular
 from fl_privacy.rns.residues import Residues
-from fl_privacy.routes.base import ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, tickets
+from fl_privacy.routes.base import Trust, tickets
+from fl_privacy.routes.ends import ServerEnd, ServerSeat, SiteEnd, SiteSeat
 from fl_privacy.routes.mixes import MOST_MIXES, SEED_BYTES, ByMixes, moving
 from fl_privacy.steps.base import Foretold
 from fl_privacy.theory.cost import Cost, cost

@@ -19,7 +19,8 @@ from fl_privacy.combine.rules import FedAvg
 from fl_privacy.peers.exchange import Arrays, Exchange, Matrix, Message
 from fl_privacy.roles import PEER
 from fl_privacy.round.terms import joined
-from fl_privacy.routes.base import UPDATES, Ask, Outcome, Route, ServerSeat, SiteSeat, Trust
+from fl_privacy.routes.base import UPDATES, Route, Trust
+from fl_privacy.routes.ends import Ask, Outcome, ServerSeat, SiteSeat
 from fl_privacy.routes.server import AtServer, AtSite
 from fl_privacy.steps.base import single_use_key
 from fl_privacy.theory.cost import Cost, cost

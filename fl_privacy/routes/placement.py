@@ -14,7 +14,8 @@ from fl_privacy.crypto.keys import KEY_BYTES
 from fl_privacy.crypto.sealing import OVERHEAD, TAG
 from fl_privacy.errors import RoundFailed
 from fl_privacy.round.terms import joined
-from fl_privacy.routes.base import Ask, Outcome, ServerEnd, ServerSeat, SiteEnd, SiteSeat, Trust, farewells, tickets
+from fl_privacy.routes.base import Trust, farewells, tickets
+from fl_privacy.routes.ends import Ask, Outcome, ServerEnd, ServerSeat, SiteEnd, SiteSeat
 from fl_privacy.shard import masks
 from fl_privacy.shard.sealed import sizes
 from fl_privacy.theory.cost import Cost, cost

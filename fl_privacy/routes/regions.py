@@ -15,7 +15,7 @@ from fl_privacy.combine import limbs
 from fl_privacy.errors import ProtocolError, RoundFailed, require
 from fl_privacy.round.collector import CALL, Collector
 from fl_privacy.round.member import GRACE
-from fl_privacy.routes.base import Ask, Outcome, ServerSeat
+from fl_privacy.routes.ends import Ask, Outcome, ServerSeat
 from fl_privacy.routes.hierarchical import COUNT, EXACT, SUM, mean_of
 from fl_privacy.vector import Vector
 from fl_privacy.wire import client, federation_pb2 as pb, rpc

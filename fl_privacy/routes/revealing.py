@@ -20,7 +20,7 @@ from fl_privacy.mix.evidence import Verdict
 from fl_privacy.round.board import MOST, NONCE, OPEN, SUMS, gathered
 from fl_privacy.round.collector import CALL
 from fl_privacy.round.member import POLL
-from fl_privacy.routes.base import Ask
+from fl_privacy.routes.ends import Ask
 from fl_privacy.routes.unwrapping import Unwrapping
 from fl_privacy.transcript.events import Tampering
 from fl_privacy.wire import federation_pb2 as pb

@@ -17,7 +17,8 @@ from fl_privacy.errors import FederationError, ProtocolError, RoundFailed, requi
 from fl_privacy.round.counted import Counted, received
 from fl_privacy.round.own_models import OwnModels, root_of
 from fl_privacy.round.terms import Terms
-from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteSeat, Ticket, Trust
+from fl_privacy.routes.base import Route, Trust
+from fl_privacy.routes.ends import Ask, Outcome, ServerSeat, SiteSeat, Ticket
 from fl_privacy.scores.form import Counts
 from fl_privacy.steps.base import At, WithOwn
 from fl_privacy.theory.cost import Cost, cost

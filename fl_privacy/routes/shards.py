@@ -14,20 +14,9 @@ from fl_privacy.coding import FLOAT32, Coding
 from fl_privacy.errors import ConfigError, RoundFailed
 from fl_privacy.round.settlement import SETTLEMENTS, Failures, Settlement
 from fl_privacy.round.terms import joined
-from fl_privacy.routes.base import (
-    Ask,
-    Outcome,
-    Route,
-    ServerEnd,
-    ServerSeat,
-    SiteEnd,
-    SiteSeat,
-    Trust,
-    by_parameter,
-    farewells,
-    tickets,
-)
+from fl_privacy.routes.base import Route, Trust, by_parameter, farewells, tickets
 from fl_privacy.routes.cut import Cut
+from fl_privacy.routes.ends import Ask, Outcome, ServerEnd, ServerSeat, SiteEnd, SiteSeat
 from fl_privacy.routes.placement import AtSites, Placement
 from fl_privacy.scores.shares import added
 from fl_privacy.shard import masks

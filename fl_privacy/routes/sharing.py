@@ -32,7 +32,7 @@ from fl_privacy.vector import Vector
 from fl_privacy.wire import client, federation_pb2 as pb, rpc
 
 if TYPE_CHECKING:
-    from fl_privacy.routes.base import SiteSeat
+    from fl_privacy.routes.ends import SiteSeat
     from fl_privacy.routes.mixes import ByMixes
 
 TURN = 1.0  # seconds that a fetch waits at a mix if the round may open without it

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from fl_privacy.coding import FLOAT32
 from fl_privacy.errors import RoundFailed
-from fl_privacy.routes.base import Ask, Outcome, Route, ServerSeat, SiteEnd, SiteSeat, Trust, by_parameter, tickets
+from fl_privacy.routes.base import Route, Trust, by_parameter, tickets
+from fl_privacy.routes.ends import Ask, Outcome, ServerSeat, SiteEnd, SiteSeat
 from fl_privacy.routes.parts import Whole
 from fl_privacy.shuffle import buckets
 from fl_privacy.theory.cost import Cost, cost

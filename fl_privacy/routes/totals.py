@@ -17,7 +17,7 @@ from fl_privacy.round.cohort import Cohort
 from fl_privacy.round.collector import Collector
 from fl_privacy.round.settlement import Decision, Intersection
 from fl_privacy.round.terms import sized
-from fl_privacy.routes.base import Ask, Outcome, ServerSeat
+from fl_privacy.routes.ends import Ask, Outcome, ServerSeat
 from fl_privacy.routes.mixes import SEED_BYTES
 from fl_privacy.scores.shares import added
 from fl_privacy.vector import Vector

@@ -21,7 +21,7 @@ from fl_privacy.mix.batch import Batch
 from fl_privacy.mix.dummies import MESSAGE
 from fl_privacy.mix.onion import Place
 from fl_privacy.round import statements
-from fl_privacy.routes.base import Ask, Outcome, ServerSeat
+from fl_privacy.routes.ends import Ask, Outcome, ServerSeat
 from fl_privacy.routes.onions import BITS, ONIONS
 from fl_privacy.routes.totals import AtServer, Mixes
 from fl_privacy.routes.wrapping import INNERMOST

@@ -16,7 +16,7 @@ from fl_privacy.mix.shares import Residues
 from fl_privacy.round.board import ANSWERS, MOST, NONCE, OPEN, RECOUNT, SILENT, SUMS, gathered, keys_in
 from fl_privacy.round.collector import CALL
 from fl_privacy.round.member import POLL
-from fl_privacy.routes.base import Ask, Outcome, ServerSeat
+from fl_privacy.routes.ends import Ask, Outcome, ServerSeat
 from fl_privacy.routes.sharing import share_of
 from fl_privacy.routes.totals import AtServer
 from fl_privacy.transcript.events import Tampering
