@@ -147,6 +147,21 @@ def integers_of(used: Modular, update: np.ndarray, bound: float) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("r", range(1, 19))
+def test_the_largest_integer_is_what_the_end_of_the_range_becomes(r: int) -> None:
+    integers = Integers.decimal(r)
+    assert integers.largest == float(integers.largest)  # exactly: updates are cut off at it in float64
+    assert 10**r - 200 < integers.largest < 10**r
+    assert r > 15 or integers.largest == 10**r - 1
+    used = coding(1, integers, moduli.optimal(moduli.least_for(1, integers.largest)))
+    update = np.array([1.0, -1.0, 2.0], np.float32)
+    total = used.add([used.encode(update, 1.0)[0]], update.size, True)
+    assert [int(x) for x in residues.decode(total, used.moduli)[:-1]] == [
+        sign * integers.largest for sign in (1, -1, 1)
+    ]
+    used.decode_sum(total, 1, 1.0)
+
+
 @given(case=sums())
 @examples(120)
 def test_the_decoded_sum_is_the_sum_of_the_integers(case: tuple[Modular, list[np.ndarray], float]) -> None:

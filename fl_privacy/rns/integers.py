@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fl_privacy.errors import FederationError
@@ -22,7 +23,8 @@ class Integers:
         """trunc(x 10^r) in float64, as in Algorithm 1."""
         if not 1 <= r <= MOST_DIGITS:
             raise FederationError(f"r: {r} digits are not supported; use 1 to {MOST_DIGITS}")
-        return cls(10**r, 10**r - 1, nearest=False)
+        largest = int(math.nextafter(10.0**r, 0))  # 10^r - 1; above 15 digits, the next one that float64 has
+        return cls(10**r, largest, nearest=False)
 
     @classmethod
     def int8(cls) -> Integers:
